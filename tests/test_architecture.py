@@ -249,6 +249,12 @@ def test_i11_no_shortcuts():
     assert found == []
 
 
+def test_i11_the_product_imports_no_package_of_its_development():
+    tools = {"black", "hypothesis", "mypy", "pytest", "ruff", "xdist", "_pytest"}
+    used = {p: {n.split(".")[0] for n in rules.imports(tree)} for p, tree in modules().items()}
+    assert {path: names & tools for path, names in used.items() if names & tools} == {}
+
+
 def test_i11_results_go_through_the_function_that_escapes_them():
     """The help runs before there is an environment."""
     writers = ("lib/console.py", "lib/make_help.py")

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,13 @@ from gpt2.weights.match import weight_mismatches
 from gpt2.weights.source import download_weights
 from lib.console import log
 from lib.env.gpu import gpu_groups, selected_gpus, usable_cores
-from lib.env.options import EnvironmentConfig
 from lib.env.packages import Interpreter, current_interpreter
 from lib.env.preflight import (
-    disk_problems,
     environment_problems,
-    foreign_problems,
-    lock_problems,
     machine_problems,
     output_problems,
-    package_problems,
     pinned_gpu_problems,
     problems_of,
-    python_problems,
 )
 from lib.env.snapshot import FOLDER, refresh_snapshot
 from lib.errors import ConfigError, KablateError, PreflightError, Problem, RunError
@@ -154,17 +147,10 @@ def conditions(
     ``busy`` are the GPUs that other programs use, by their index, with a description. Writes the
     environment snapshot if the environment is the right one.
     """
-    here = current_interpreter()
-    checks: dict[str, Callable[[EnvironmentConfig], list[Problem]]] = {
-        "environment": partial(environment_problems, interpreter=here),
-        "python": partial(python_problems, interpreter=here),
-        "packages": lambda environment: package_problems(),
-        "foreign tools": foreign_problems,
-        "lock file": lock_problems,
-        "disk": partial(disk_problems, folder=place.results),
-    }
-    environments = list(dict.fromkeys(c.environment for c in configs))
-    checked = {name: [p for e in environments for p in check(e)] for name, check in checks.items()}
+    here, checked = current_interpreter(), dict[str, list[Problem]]()
+    for environment in dict.fromkeys(c.environment for c in configs):
+        for name, problems in environment_problems(environment, here, place.results).items():
+            checked[name] = checked.get(name, []) + problems
     profiles = dict.fromkeys(c.repro.profile for c in configs)
     checked["committed"] = [p for each in profiles for p in uncommitted_problems(each, place.dirty)]
     machines = dict.fromkeys((c.machine, c.train.gpus) for c in configs)

@@ -28,14 +28,12 @@ FRAGMENTATION = 0.05
 
 @dataclass(frozen=True)
 class Gpu:
-    """Memory and peak throughput of a GPU model.
-
-    ``memory_gib`` is the memory that the driver reports to a program. ``tflops`` maps each supported
-    precision to the data sheet's peak of dense products in TFLOP/s.
-    """
+    """Memory and peak throughput of a GPU model."""
 
     name: str
+    # As the driver reports it to a program.
     memory_gib: float
+    # Supported precision → the data sheet's peak of dense products in TFLOP/s.
     tflops: Mapping[str, float]
     # Whether torch has a flash attention kernel for this GPU: Ampere and later, and ROCm.
     flash: bool = True
@@ -92,8 +90,7 @@ def find_gpu(name: str) -> Gpu:
     if key in keys:
         return keys[key]
     # A memory size that is not part of the name, as in ``H100 80GB``.
-    short_key = re.sub(r"(?<=\D\d\d\d)\d{2,3}$", "", key)
-    if short_key in keys:
+    if (short_key := re.sub(r"(?<=\D\d\d\d)\d{2,3}$", "", key)) in keys:
         return keys[short_key]
     matches = [gpu.name for other, gpu in keys.items() if key and other.startswith(key)]
     candidates = matches or [
@@ -107,8 +104,8 @@ def find_gpu(name: str) -> Gpu:
 def peak_tflops(device_name: str, precision: str, matmul_precision: str) -> float | None:
     """Return the data sheet's peak of dense products in TFLOP/s for a driver's device name.
 
-    ``precision`` is fp32, bf16 or fp16. If ``matmul_precision`` allows rounding fp32 products, the
-    TF32 peak is returned if there is one. Returns None for a device that is not in the table.
+    If ``matmul_precision`` allows rounding fp32 products, it is the peak of TF32 if there is one.
+    Returns None for a device that is not in the table.
     """
     try:
         gpu = find_gpu(device_name)
@@ -145,10 +142,7 @@ def count_gpus() -> int:
 
 
 def local_gpu() -> Gpu | None:
-    """Return the first GPU of this machine, or None if there is no GPU.
-
-    Imports torch and queries the driver, if there is one.
-    """
+    """Return the first GPU of this machine, or None; imports torch if there is a driver."""
     if not has_driver():
         return None
     import torch
@@ -209,9 +203,8 @@ def gpu_groups(
 ) -> list[dict[str, str]]:
     """Return one environment per group of ``size`` GPUs that makes only this group visible.
 
-    ``count`` is the number of visible GPUs. GPUs hidden by the user stay hidden; GPUs beyond the
-    last full group are unused, and so are those of ``busy``, by their index for the driver. ROCm
-    uses HIP_VISIBLE_DEVICES and falls back to CUDA_VISIBLE_DEVICES.
+    ``count`` is the number of visible GPUs. GPUs hidden by the user stay hidden; unused are those
+    beyond the last full group, and those of ``busy``, by their index for the driver.
     """
     visible = selected_gpus(rocm, variables)
     indices = [str(i) for i in range(count) if i not in busy]
@@ -228,10 +221,7 @@ def selected_gpus(rocm: bool, variables: Mapping[str, str] = os.environ) -> str:
 
 
 def peak_memory_bytes(device: "torch.device") -> int:
-    """Return the peak memory so far in bytes.
-
-    On a GPU, the memory allocated for tensors; on a CPU, the resident set size of this process.
-    """
+    """Return the peak so far, of tensors on a GPU, of the resident set of this process on a CPU."""
     if device.type == "cuda":
         import torch
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,9 @@ def device_name(device: torch.device) -> str:
 def _driver_version() -> str | None:
     """Return the version of the NVIDIA or AMD kernel driver, or None if unavailable."""
     for path in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
-        try:
+        with suppress(OSError, IndexError):
             first = Path(path).read_text(encoding="utf-8").splitlines()[0]
-        except (OSError, IndexError):
-            continue
-        return first.removeprefix("NVRM version:").strip()
+            return first.removeprefix("NVRM version:").strip()
     return None
 
 

@@ -33,9 +33,8 @@ WORKSPACE_VARIABLE, WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
 def worker_environment(machine: MachineConfig) -> dict[str, str]:
-    """Return the environment variables of a worker.
+    """Return the environment variables of a worker, which libraries read once, when loaded.
 
-    They must be set before a worker starts, because libraries read them once, when they are loaded.
     What the user has set for waiting threads remains.
     """
     variables = {"OMP_NUM_THREADS": str(machine.cpu_threads)}
@@ -80,8 +79,7 @@ class NarrowProducts:
     """Replacement of torch's kernels on a CPU: fp32 products of bf16 values, rounded to bf16 once.
 
     Without instructions for bf16, torch computes the product by a scalar loop, which accumulates in
-    fp32 too and takes ten times as long. Only the kernels are replaced: autocast, autograd, and modes
-    that observe the types of operations come before them and see bf16.
+    fp32 too and takes ten times as long. Autocast and autograd come before the kernels and see bf16.
     """
 
     def __init__(self) -> None:
@@ -102,30 +100,21 @@ class NarrowProducts:
         self._kernels._destroy()
 
     def _product(self, keys: Any, a: "Tensor", b: "Tensor") -> "Tensor":
-        if not self._are_narrow(a, b):
-            product: Tensor = self._mm.call_boxed(keys, a, b)
-            return product
-        product = self._mm.call_boxed(keys, a.float(), b.float())
-        return product.bfloat16()
+        return self._call(self._mm, keys, a, b)
 
-    def _sum(
-        self, keys: Any, c: "Tensor", a: "Tensor", b: "Tensor", *, beta: float = 1, alpha: float = 1
-    ) -> "Tensor":
-        factors = {"beta": beta, "alpha": alpha}
-        if not self._are_narrow(c, a, b):
-            total: Tensor = self._addmm.call_boxed(keys, c, a, b, **factors)
-            return total
-        wide = (each.float() for each in (c, a, b))
-        total = self._addmm.call_boxed(keys, *wide, **factors)
-        return total.bfloat16()
+    def _sum(self, keys: Any, *tensors: "Tensor", **factors: float) -> "Tensor":
+        return self._call(self._addmm, keys, *tensors, **factors)
 
-    def _are_narrow(self, *tensors: "Tensor") -> bool:
-        """Return whether all are in bf16; torch's kernel raises an error if types differ."""
-        return all(each.dtype is self._narrow for each in tensors)
+    def _call(self, kernel: Any, keys: Any, *tensors: "Tensor", **factors: float) -> "Tensor":
+        # torch's kernel raises an error if types differ.
+        if not all(each.dtype is self._narrow for each in tensors):
+            result: Tensor = kernel.call_boxed(keys, *tensors, **factors)
+            return result
+        wide = kernel.call_boxed(keys, *(each.float() for each in tensors), **factors)
+        return wide.bfloat16()
 
 
 def require_world_size(process: ProcessRank, processes: int) -> None:
-    """Raise PreflightError unless the world size of ``process`` equals ``processes``."""
     if process.world_size == processes:
         return
     what = f"GPUS={processes}: process count mismatch, got WORLD_SIZE={process.world_size}"

@@ -5,7 +5,8 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TextIO
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,13 +26,10 @@ _ADVICE = (
 
 
 def setting(requested: Any, resolved: Any, read: Callable[[], Any]) -> Setting:
-    """Return a setting in three states: requested, resolved for this machine, and read back.
-
-    torch raises RuntimeError for old TF32 switches once new ones were set; the error is recorded as
-    the observed value.
-    """
+    """Return a setting in three states: requested, resolved for this machine, and read back."""
     try:
         observed = read()
+    # torch raises it for old TF32 switches once new ones were set.
     except RuntimeError as error:
         observed = f"unreadable: {error}"
     return {"requested": requested, "resolved": resolved, "observed": observed}
@@ -41,42 +39,40 @@ def machine_settings(
     machine: MachineConfig, device: torch.device, process: ProcessRank, scaler: torch.amp.GradScaler
 ) -> dict[str, Setting]:
     """Return the settings of the machine and of torch, by name."""
-    mixed, on_gpu = machine.precision != "fp32", device.type == "cuda"
     products, tf32 = machine.matmul_precision, machine.matmul_precision != "highest"
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    cuda, cudnn, precision = torch.backends.cuda, torch.backends.cudnn, machine.precision
     deterministic = "warn_only" if machine.deterministic == "warn" else machine.repeats
+    on_gpu = device.type == "cuda"
     workspace = WORKSPACE if on_gpu and machine.repeats else None
-    scales, benchmark = machine.precision == "fp16", machine.cudnn_benchmark
-    segments = machine.expandable_segments
-    # Name → requested, resolved, and how it is read back.
-    table: dict[str, tuple[Any, Any, Callable[[], Any]]] = {
-        "device": (machine.device, str(device), _observed_device),
-        "precision_mode": (machine.precision, machine.precision, lambda: _precision(machine)),
-        "amp_enabled": (mixed, mixed, lambda: _precision(machine) != "fp32"),
-        "grad_scaler_enabled": (scales, scales, scaler.is_enabled),
-        "cpu_threads": (machine.cpu_threads, machine.cpu_threads, torch.get_num_threads),
-        "world_size": (process.world_size, process.world_size, _world_size),
-        "float32_matmul_precision": (products, products, torch.get_float32_matmul_precision),
-        "cudnn_benchmark": (benchmark, benchmark, lambda: cudnn.benchmark),
+    # Name → requested, and how it is read back.
+    settings: dict[str, tuple[Any, Callable[[], Any]]] = {
+        "precision_mode": (precision, lambda: _precision(machine)),
+        "amp_enabled": (precision != "fp32", lambda: _precision(machine) != "fp32"),
+        "grad_scaler_enabled": (precision == "fp16", scaler.is_enabled),
+        "cpu_threads": (machine.cpu_threads, torch.get_num_threads),
+        "world_size": (process.world_size, _world_size),
+        "float32_matmul_precision": (products, torch.get_float32_matmul_precision),
+        "cudnn_benchmark": (machine.cudnn_benchmark, lambda: cudnn.benchmark),
         "fill_uninitialized_memory": (
-            False,
             False,
             # A property that torch adds to the class of the module.
             lambda: torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         ),
-        "allow_tf32_matmul": (products, tf32, lambda: cuda.matmul.allow_tf32),
-        "allow_tf32_cudnn": (products, tf32, lambda: cudnn.allow_tf32),
-        "deterministic_algorithms": (machine.deterministic, deterministic, _deterministic),
-        "cublas_workspace_config": (
-            machine.deterministic,
-            workspace,
-            # None if this run does not use it.
-            lambda: os.environ.get(WORKSPACE_VARIABLE) if workspace else None,
-        ),
     }
     if on_gpu:
-        table["expandable_segments"] = (segments, segments, _expandable_segments)
-    return {name: setting(*states) for name, states in table.items()}
+        segments = machine.expandable_segments
+        settings["expandable_segments"] = (segments, _expandable_segments)
+    found = {name: setting(value, value, read) for name, (value, read) in settings.items()}
+    # None if this run does not use it.
+    read_workspace = partial(os.environ.get, WORKSPACE_VARIABLE) if workspace else lambda: None
+    requested = machine.deterministic
+    return found | {
+        "device": setting(machine.device, str(device), _observed_device),
+        "allow_tf32_matmul": setting(products, tf32, lambda: cuda.matmul.allow_tf32),
+        "allow_tf32_cudnn": setting(products, tf32, lambda: cudnn.allow_tf32),
+        "deterministic_algorithms": setting(requested, deterministic, _deterministic),
+        "cublas_workspace_config": setting(requested, workspace, read_workspace),
+    }
 
 
 def deviations(settings: Mapping[str, Setting]) -> list[str]:
@@ -100,9 +96,8 @@ def selected_sdpa_backend(
 ) -> str:
     """Return the kernel torch selects for attention: flash, efficient, cudnn or math.
 
-    ``seen`` contains the mask arguments of ``scaled_dot_product_attention``. torch itself is
-    queried with tensors of that shape, because the choice depends on versions. Raises RuntimeError
-    if no kernel allowed by ``torch.nn.attention.sdpa_kernel`` supports the input.
+    ``seen`` contains the mask arguments of ``scaled_dot_product_attention``. Raises RuntimeError if
+    no allowed kernel supports the input.
     """
     batch, heads, length, width = q_BNTH.shape
     k, v = (q_BNTH.new_empty(batch, kv_heads, length, width).requires_grad_() for _ in "kv")
@@ -208,9 +203,8 @@ def record_nondeterminism(
 ) -> Iterator[NondeterministicOperations | None]:
     """Record such warnings of torch inside the context instead of printing them.
 
-    Yields None unless ``DETERMINISTIC`` is warn. Warning filters are process-wide. torch emits some
-    warnings once per process, and Python once per location; inside, each is emitted every time.
-    Warnings of the backward pass come from its thread.
+    Yields None unless ``DETERMINISTIC`` is warn. torch emits some warnings once per process, and
+    Python once per location; inside, each is emitted every time.
     """
     if machine.deterministic != "warn":
         yield None
@@ -220,16 +214,9 @@ def record_nondeterminism(
         warnings.filterwarnings("always", message=_WARNING)
         showwarning = warnings.showwarning
 
-        def show(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> Any:
+        def show(message: Warning | str, *where: Any, **more: Any) -> None:
             if not operations.meet(str(message)):
-                showwarning(message, category, filename, lineno, file, line)
+                showwarning(message, *where, **more)
 
         warnings.showwarning = show
         torch.set_warn_always(True)

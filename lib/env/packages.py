@@ -44,11 +44,10 @@ def current_interpreter(
     base_prefix: Path = Path(sys.base_prefix),
     program: str = sys.executable,
 ) -> Interpreter:
-    """Return the interpreter of the environment ``prefix``, created from the one in
-    ``base_prefix``.
+    """Return the interpreter of the environment ``prefix``, made from that in ``base_prefix``.
 
-    uv records its version in pyvenv.cfg, and conda creates a folder conda-meta in each environment.
-    A virtual environment created from conda's Python counts as a virtual environment.
+    uv records its version in pyvenv.cfg, and conda creates a folder conda-meta. A virtual environment
+    created from conda's Python counts as a virtual environment.
     """
     marker = prefix / "pyvenv.cfg"
     if prefix != base_prefix and marker.is_file():
@@ -69,8 +68,7 @@ _INFO = re.compile(r"(?P<name>[^-]+(?:-[^0-9][^-]*)*)-(?P<version>[^-]+)(?:-py[\
 def installed_packages(path: Sequence[str] | None = None) -> dict[str, str]:
     """Return name → version, sorted by name, of the packages in ``path`` (default sys.path).
 
-    Folder names are parsed, which is ten times faster than reading package metadata. If a name
-    occurs several times, the first one counts, as for imports.
+    Folder names are parsed: ten times faster than metadata. Of several, the first counts.
     """
     packages: dict[str, str] = {}
     for entry in filter(None, sys.path if path is None else path):
@@ -142,9 +140,8 @@ _INSTALLERS = {"pip", "setuptools", "uv", "wheel", PROJECT}
 def lock_differences(path: Path, packages: Mapping[str, str]) -> list[str]:
     """Return the installed ``packages`` (name → version) that differ from the lock file, as text.
 
-    Locked packages that are not installed are ignored, because they may be for another platform. A
-    build label (``+cpu``) is ignored too. Raises FileNotFoundError if the file is missing, and
-    ConfigError if it cannot be read or names no package.
+    Packages of the lock file that are not installed, perhaps for another platform, and build labels
+    (``+cpu``) are ignored. Raises FileNotFoundError, or ConfigError if it cannot be read or is empty.
     """
     # A lock file for several platforms may list several versions.
     pins: dict[str, set[str]] = {}

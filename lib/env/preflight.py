@@ -26,62 +26,68 @@ from lib.units import GIB, format_size
 
 # Files of other package managers, refused by ENV_FORBID_FOREIGN.
 FOREIGN_FILES = (".venv", "uv.lock", "poetry.lock", "Pipfile")
-_ADVICE = "see docs/environment.md"
 
 
 def environment_problems(
-    config: EnvironmentConfig, interpreter: Interpreter, variables: Mapping[str, str] = os.environ
+    config: EnvironmentConfig,
+    here: Interpreter,
+    results: Path,
+    root: Path = ROOT,
+    variables: Mapping[str, str] = os.environ,
+) -> dict[str, list[Problem]]:
+    """Return condition → its problems: the settings of ``config``, and the required packages."""
+    python, advice = [], "see docs/environment.md"
+    if config.python and not f"{here.python}.".startswith(f"{config.python}."):
+        what = f"ENV_PYTHON={config.python}: {here.program} is Python {here.python}"
+        python.append(Problem(what, next=advice, code="env.wrong-python"))
+    packages = []
+    if missing := missing_packages():
+        what = f"packages missing in {sys.executable}: {', '.join(missing)}"
+        advice = shlex.join(install_command(sys.executable))
+        packages.append(Problem(what, next=advice, code="env.missing-package"))
+    foreign = [
+        Problem(
+            f"ENV_FORBID_FOREIGN=y: found {n}", str(root / n), "remove it", code="env.foreign-file"
+        )
+        for n in FOREIGN_FILES
+        if config.forbid_foreign and os.path.lexists(root / n)
+    ]
+    least = f"MIN_DISK_GIB={config.min_disk_gib}: "
+    return {
+        "environment": _policy_problems(config, here, variables),
+        "python": python,
+        "packages": packages,
+        "foreign tools": foreign,
+        "lock file": _lock_problems(config, root),
+        "disk": _space_problems(_existing(results), config.min_disk_gib * GIB, least),
+    }
+
+
+def _policy_problems(
+    config: EnvironmentConfig, here: Interpreter, variables: Mapping[str, str]
 ) -> list[Problem]:
     """Check the kind, name and activation of the environment against ``ENV_POLICY``."""
+    advice, problems = "see docs/environment.md", []
     if config.policy == "any":
         return []
-    if interpreter.kind != config.policy:
-        named = "no" if interpreter.kind == "system" else f"a {interpreter.kind}"
-        environment = f"{named} environment ({interpreter.prefix})"
-        what = f"ENV_POLICY={config.policy}: {interpreter.program} belongs to {environment}"
-        return [Problem(what, next=_ADVICE, code="env.wrong-kind")]
-    problems = []
-    if config.name and interpreter.name != config.name:
-        what = f"ENV_NAME={config.name}: environment is {interpreter.name} ({interpreter.prefix})"
-        problems.append(Problem(what, next=_ADVICE, code="env.wrong-name"))
+    if here.kind != config.policy:
+        named = "no" if here.kind == "system" else f"a {here.kind}"
+        owner = f"{here.program} belongs to {named} environment ({here.prefix})"
+        what = f"ENV_POLICY={config.policy}: {owner}"
+        return [Problem(what, next=advice, code="env.wrong-kind")]
+    if config.name and here.name != config.name:
+        what = f"ENV_NAME={config.name}: environment is {here.name} ({here.prefix})"
+        problems.append(Problem(what, next=advice, code="env.wrong-name"))
     # Activation sets variables that libraries outside Python read.
     active = variables.get("CONDA_PREFIX", "")
-    if config.policy == "conda" and Path(active or "/").resolve() != interpreter.prefix.resolve():
-        values = f"expected CONDA_PREFIX={interpreter.prefix}, got {active!r}"
-        what = f"environment not activated ({values})"
-        advice = f"type: conda activate {interpreter.name}"
+    if config.policy == "conda" and Path(active or "/").resolve() != here.prefix.resolve():
+        values = f"expected CONDA_PREFIX={here.prefix}, got {active!r}"
+        what, advice = f"environment not activated ({values})", f"type: conda activate {here.name}"
         problems.append(Problem(what, next=advice, code="env.not-activated"))
     return problems
 
 
-def python_problems(config: EnvironmentConfig, interpreter: Interpreter) -> list[Problem]:
-    if not config.python or f"{interpreter.python}.".startswith(f"{config.python}."):
-        return []
-    what = f"ENV_PYTHON={config.python}: {interpreter.program} is Python {interpreter.python}"
-    return [Problem(what, next=_ADVICE, code="env.wrong-python")]
-
-
-def package_problems() -> list[Problem]:
-    missing = missing_packages()
-    if not missing:
-        return []
-    what = f"packages missing in {sys.executable}: {', '.join(missing)}"
-    advice = shlex.join(install_command(sys.executable))
-    return [Problem(what, next=advice, code="env.missing-package")]
-
-
-def foreign_problems(config: EnvironmentConfig, root: Path = ROOT) -> list[Problem]:
-    if not config.forbid_foreign:
-        return []
-    advice = "remove it"
-    found = [name for name in FOREIGN_FILES if os.path.lexists(root / name)]
-    return [
-        Problem(f"ENV_FORBID_FOREIGN=y: found {n}", str(root / n), advice, code="env.foreign-file")
-        for n in found
-    ]
-
-
-def lock_problems(config: EnvironmentConfig, root: Path = ROOT) -> list[Problem]:
+def _lock_problems(config: EnvironmentConfig, root: Path) -> list[Problem]:
     if not config.lock_file:
         return []
     path = root / config.lock_file
@@ -98,11 +104,6 @@ def lock_problems(config: EnvironmentConfig, root: Path = ROOT) -> list[Problem]
     what = f"ENV_LOCK_ENFORCE=y: {len(differences)} packages differ: {shown}"
     advice = "type: uv sync, or uv pip sync with the lock file"
     return [Problem(what, str(path), advice, code="lock-file.mismatch")]
-
-
-def disk_problems(config: EnvironmentConfig, folder: Path) -> list[Problem]:
-    needed = config.min_disk_gib * GIB
-    return _space_problems(_existing(folder), needed, f"MIN_DISK_GIB={config.min_disk_gib}: ")
 
 
 def output_problems(folder: Path, bytes_needed: int) -> list[Problem]:
@@ -132,19 +133,41 @@ def _existing(folder: Path) -> Path:
     return next(path for path in (absolute, *absolute.parents) if path.exists())
 
 
-def machine_problems(machine: MachineConfig, processes: int = 1) -> list[Problem]:
-    """Check that this machine supports the settings; writes and starts nothing.
-
-    Imports torch and queries the GPU driver, so call it in a process that may use the GPU.
-    """
-    problems = _gpu_problems(machine, processes) if machine.device == "cuda" else []
-    return problems + (compiler_problems(machine.device) if machine.compile else [])
+def problems_of(check: Callable[..., object], *arguments: object) -> list[Problem]:
+    try:
+        check(*arguments)
+    except KablateError as error:
+        return list(error.problems)
+    return []
 
 
 def require_machine(machine: MachineConfig, processes: int = 1) -> None:
     """Raise PreflightError with all problems unless this machine supports the settings."""
     if problems := machine_problems(machine, processes):
         raise PreflightError(*problems)
+
+
+def machine_problems(machine: MachineConfig, processes: int = 1) -> list[Problem]:
+    """Check that this machine supports the settings; writes and starts nothing."""
+    problems = compiler_problems(machine.device) if machine.compile else []
+    if machine.device == "cpu":
+        return problems
+    import torch
+
+    if not torch.cuda.is_available():
+        reason = "no GPU reported by the driver"
+        if not (torch.version.cuda or torch.version.hip):
+            reason = f"torch {torch.__version__} is built for the CPU"
+        what = f"DEVICE=cuda: no GPU available ({reason})"
+        advice = "type: make defconfig-NAME+cpu   (or add SET=DEVICE_CPU=y)"
+        return [Problem(what, next=advice, code="gpu.missing"), *problems]
+    if (count := torch.cuda.device_count()) < processes:
+        what = f"GPUS={processes}: not enough GPUs ({count} visible)"
+        problems.append(Problem(what, code="gpu.too-few"))
+    if machine.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        what = f"PRECISION=bf16: {torch.cuda.get_device_name(0)} does not support bf16"
+        problems.append(Problem(what, next="type: SET=PRECISION_FP16=y", code="gpu.unsupported"))
+    return problems
 
 
 def pinned_gpu_problems(pinned: bool, processes: int) -> list[Problem]:
@@ -158,35 +181,6 @@ def pinned_gpu_problems(pinned: bool, processes: int) -> list[Problem]:
     names = ",".join(map(str, range(processes)))
     what = f"GPU_PINNED: too many visible GPUs (expected GPUS={processes}, got {visible})"
     return [Problem(what, next=f"type: {variable}={names} make", code="gpu.not-pinned")]
-
-
-def problems_of(check: Callable[..., object], *arguments: object) -> list[Problem]:
-    try:
-        check(*arguments)
-    except KablateError as error:
-        return list(error.problems)
-    return []
-
-
-def _gpu_problems(machine: MachineConfig, processes: int) -> list[Problem]:
-    import torch
-
-    if not torch.cuda.is_available():
-        reason = "no GPU reported by the driver"
-        if not (torch.version.cuda or torch.version.hip):
-            reason = f"torch {torch.__version__} is built for the CPU"
-        what = f"DEVICE=cuda: no GPU available ({reason})"
-        advice = "type: make defconfig-NAME+cpu   (or add SET=DEVICE_CPU=y)"
-        return [Problem(what, next=advice, code="gpu.missing")]
-    problems = []
-    if torch.cuda.device_count() < processes:
-        what = f"GPUS={processes}: not enough GPUs ({torch.cuda.device_count()} visible)"
-        problems.append(Problem(what, code="gpu.too-few"))
-    if machine.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        name = torch.cuda.get_device_name(0)
-        what = f"PRECISION=bf16: {name} does not support bf16"
-        problems.append(Problem(what, next="type: SET=PRECISION_FP16=y", code="gpu.unsupported"))
-    return problems
 
 
 def require_usable_gpus() -> None:

@@ -113,12 +113,10 @@ class ProcessGroup:
         return flag if self.size == 1 else bool(self.gather(torch.tensor(flag)).any())
 
     def gather_text(self, text: str) -> list[str]:
-        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        sizes = self.gather(torch.tensor(data.numel())).tolist()
-        row = torch.zeros(max(sizes), dtype=torch.uint8)
-        row[: data.numel()] = data
-        rows = self.gather(row)
-        return [bytes(r[:n].tolist()).decode() for r, n in zip(rows, sizes, strict=True)]
+        texts = [text] * self.size
+        if self.size > 1:
+            dist.all_gather_object(texts, text)
+        return texts
 
     def barrier(self) -> None:
         self.add(torch.zeros(()))
@@ -135,8 +133,7 @@ class ProcessGroup:
     def share_gradients(self, module: nn.Module, safe: bool = False) -> nn.Module:
         """Return ``module`` wrapped so that ``backward`` averages gradients over the ranks.
 
-        ``safe`` uses small buckets. Weights must already be equal on every rank: they are not
-        broadcast. Delete the result before leaving the group.
+        Weights must be equal on every rank. Delete the result before leaving the group.
         """
         if self.size == 1:
             return module
@@ -147,9 +144,9 @@ class ProcessGroup:
         return shared
 
     def shard(self, module: M, blocks: Iterable[nn.Module], device: torch.device) -> M:
-        """Shard ``module`` in place; see ``lib.env.sharded``. Its backward averages gradients.
+        """Shard ``module`` in place, and return its copy without weights: see ``lib.env.sharded``.
 
-        Delete the module before leaving the group. Returns its copy without weights.
+        Its backward averages gradients. Delete the module before leaving the group.
         """
         blank = shard_parameters(module, blocks, device)
         self._wrapped_modules.add(module)
@@ -176,8 +173,5 @@ class ProcessGroup:
 
 
 def is_lost_peer_error(error: RuntimeError) -> bool:
-    """Return whether ``error`` reports a lost peer.
-
-    The messages are searched because gloo has no exception class for this.
-    """
+    # gloo has no exception class for it.
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)

@@ -30,25 +30,25 @@ class ProcessRank:
 
 
 def current_process(variables: Mapping[str, str] = os.environ) -> ProcessRank:
-    """Return the process described by ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK`` (as set by
-    torchrun).
+    """Return the process described by the variables of torchrun.
 
     Raises PreflightError if one of them is not a number.
     """
+    numbers = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    numbers = {name: variables.get(name, default) for name, default in numbers.items()}
+    for name, text in numbers.items():
+        if not WHOLE_NUMBER.fullmatch(text):
+            what = f"invalid environment variable {name}={text!r} (expected a number)"
+            raise PreflightError(Problem(what, code="env.invalid-variable"))
     file = variables.get(_RENDEZVOUS)
-    return ProcessRank(
-        rank=_number(variables, "RANK", 0),
-        world_size=_number(variables, "WORLD_SIZE", 1),
-        local_rank=_number(variables, "LOCAL_RANK", 0),
-        rendezvous=f"file://{file}" if file else "env://",
-    )
+    rank, world_size, local_rank = map(int, numbers.values())
+    return ProcessRank(rank, world_size, local_rank, f"file://{file}" if file else "env://")
 
 
 def rank_environment(rank: int, world_size: int, rendezvous: Path) -> dict[str, str]:
     """Return the environment of one of ``world_size`` processes on this machine.
 
-    ``rendezvous`` is a file that must not exist yet. Processes communicate over the loopback
-    interface.
+    ``rendezvous`` is a file that must not exist yet.
     """
     return {
         "RANK": str(rank),
@@ -64,11 +64,3 @@ def missing_variables(
 ) -> list[str]:
     """Return ``NAME=value`` for each entry of ``expected`` that is not set in ``variables``."""
     return [f"{name}={value}" for name, value in expected.items() if variables.get(name) != value]
-
-
-def _number(variables: Mapping[str, str], name: str, default: int) -> int:
-    text = variables.get(name, str(default))
-    if not WHOLE_NUMBER.fullmatch(text):
-        what = f"invalid environment variable {name}={text!r} (expected a number)"
-        raise PreflightError(Problem(what, code="env.invalid-variable"))
-    return int(text)

@@ -74,9 +74,8 @@ def check(python: str, extras: Sequence[str]) -> None:
 def set_up(folder: str, extras: Sequence[str]) -> None:
     """Create or complete the environment in ``folder`` with the pinned packages and ``extras``.
 
-    Extras of earlier set-ups stay. A second process waits for the first, and then returns. An
-    unfinished, moved or dead environment is created anew. Raises ConfigError for an environment that
-    make did not create, and RunError if venv or pip fails.
+    Extras of earlier set-ups stay. An unfinished, moved or dead environment is created anew. Raises
+    ConfigError for an environment that make did not create, and RunError if venv or pip fails.
     """
     venv = ROOT / folder
     venv.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ def refresh_snapshot(
     Raises PreflightError listing every command that failed, or if the folder is not writable.
     """
     packages, lock = installed_packages(), root / config.lock_file
-    # A missing lock file is reported by lock_problems.
+    # A missing lock file is a problem of its own.
     locked = lock.is_file()
     facts = {
         "schema_version": SCHEMA_VERSION,
@@ -111,10 +111,8 @@ def _is_current(folder: Path, facts: dict[str, Any], max_age_hours: int) -> bool
         return False
     # A time in the future indicates a wrong clock.
     is_recent = 0 <= (time.time() - taken_at) / 3600 < max_age_hours
-    same = is_recent and all(index.get(name) == value for name, value in facts.items())
-    return same and digests == {
-        name: sha256_file(folder / name) for name in digests if (folder / name).is_file()
-    }
+    files = {name: sha256_file(folder / name) for name in digests if (folder / name).is_file()}
+    return is_recent and digests == files and index.items() >= facts.items()
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
@@ -125,40 +123,32 @@ def _read_index(folder: Path) -> dict[str, Any]:
         return {}
 
 
-_FREEZE = r"#|-e |[\w.-]+ ?(==|===|@)"
-
-
-# The command, and how its output begins or, of conda's lists, what it contains.
-_Command = tuple[Sequence[str], str]
-
-
-def _commands(policy: str, interpreter: Interpreter) -> dict[str, _Command]:
-    """Return the tools that belong to the policy by the name of the file of their output."""
-    pip = (interpreter.program, "-m", "pip", "--disable-pip-version-check")
+def _commands(policy: str, interpreter: Interpreter) -> dict[str, tuple[Sequence[str], str]]:
+    """Return file → the command whose output it is, and a pattern that the output matches."""
+    pip = (interpreter.program, *_PIP)
     prefix = ("-p", str(interpreter.prefix))
-    freeze: dict[str, _Command] = {"pip_freeze.txt": ((*pip, "freeze"), _FREEZE)}
+    freeze = {"pip_freeze.txt": ((*pip, "freeze"), r"#|-e |[\w.-]+ ?(==|===|@)")}
+    history = ("conda", "env", "export", "--from-history", *prefix)
     # conda list omits packages installed by pip, the history has no versions: both are needed.
-    conda: dict[str, _Command] = {
+    conda = {
         "conda_version.txt": (("conda", "--version"), r"conda \d"),
         "pip_version.txt": ((*pip, "--version"), r"pip \d"),
-        "conda_env_from_history.yml": (
-            ("conda", "env", "export", "--from-history", *prefix),
-            r"(?ms).*^dependencies:",
-        ),
+        "conda_env_from_history.yml": (history, r"(?ms).*^dependencies:"),
         "conda_list_explicit.txt": (
             ("conda", "list", "--explicit", *prefix),
             r"(?ms).*^@EXPLICIT$",
         ),
     }
-    commands: dict[str, dict[str, _Command]] = {
+    commands: dict[str, dict[str, tuple[Sequence[str], str]]] = {
+        "any": {},
         "uv": {"uv_version.txt": (("uv", "--version"), r"uv \d")},
-        "venv": freeze if find_spec("pip") else {},
-        "conda": conda | freeze,
+        "venv": {**freeze} if find_spec("pip") else {},
+        "conda": {**conda, **freeze},
     }
-    return commands.get(policy, {})
+    return commands[policy]
 
 
-def _outputs(commands: Mapping[str, _Command]) -> dict[str, str]:
+def _outputs(commands: Mapping[str, tuple[Sequence[str], str]]) -> dict[str, str]:
     """Return the output of every command. Raises PreflightError listing every one that failed."""
     outputs: dict[str, str] = {}
     problems: list[Problem] = []
@@ -184,15 +174,14 @@ def _outputs(commands: Mapping[str, _Command]) -> dict[str, str]:
     return outputs
 
 
-def _pip_check(policy: str, interpreter: Interpreter) -> dict[str, Any] | None:
-    """Return the result of ``pip check``, which is recorded but refuses nothing.
+_PIP = ("-m", "pip", "--disable-pip-version-check")
 
-    Returns None if pip is not installed or the policy does not use pip.
-    """
+
+def _pip_check(policy: str, interpreter: Interpreter) -> dict[str, Any] | None:
+    """Return the result of ``pip check``, which refuses nothing; None if the policy has no pip."""
     if policy != "conda" and not (policy == "venv" and find_spec("pip")):
         return None
-    command = (interpreter.program, "-m", "pip", "--disable-pip-version-check", "check")
-    code, output, errors = run_program(command)
+    code, output, errors = run_program((interpreter.program, *_PIP, "check"))
     return {"exit_code": code, "output": (output + errors).splitlines()}
 
 
@@ -261,16 +250,15 @@ def copy_snapshot(build_dir: Path, run: RunDir) -> None:
 def observed_environment(run: RunDir, policy: str) -> dict[str, Any]:
     """Return facts of the running environment and digests of the snapshot in the run's folder.
 
-    ``policy`` is the configured policy; ``kind`` and ``name`` are detected. No fact depends on
-    time.
+    ``policy`` is the configured one; the rest is detected. No fact depends on time.
     """
-    interpreter = current_interpreter()
+    here = current_interpreter()
     return {
         "policy": policy,
-        "kind": interpreter.kind,
-        "name": interpreter.name,
-        "conda_env_name": interpreter.name if interpreter.kind == "conda" else None,
-        "python": interpreter.python,
+        "kind": here.kind,
+        "name": here.name,
+        "conda_env_name": here.name if here.kind == "conda" else None,
+        "python": here.python,
         "packages_digest": packages_digest(installed_packages()),
         "snapshot": _digests(run, volatile=False),
     }
@@ -282,6 +270,5 @@ def hardware_digests(run: RunDir) -> dict[str, str]:
 
 
 def _digests(run: RunDir, volatile: bool) -> dict[str, str]:
-    """Return file → SHA-256 of the snapshot in the run's folder."""
     files = sorted(run.environment.glob("[!.]*")) if run.environment.is_dir() else []
     return {p.name: sha256_file(p) for p in files if (p.name in VOLATILE) == volatile}

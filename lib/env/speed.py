@@ -1,7 +1,6 @@
 """Estimate of the training speed from a matrix product of a tenth of a second; without torch.
 
-Run as a module, this file measures in a separate process, because the BLAS library reads its thread
-count only once, when it is loaded.
+It is measured in a separate process, because the BLAS library reads its thread count once.
 """
 
 import os
@@ -31,8 +30,7 @@ _REPETITIONS = 5
 def flops_per_second(machine: MachineConfig) -> float | None:
     """Estimate the training speed of one run in FLOP/s, within a factor of about two.
 
-    Returns None if only a run can measure the speed: for a GPU, and for emulated bf16, whose products
-    take 4 to 75 times as long as in fp32, by the layout of their operands (measured on AVX2).
+    Returns None if only a run can measure the speed: for a GPU, and for emulated bf16.
     """
     if machine.device != "cpu" or emulates_bf16(machine):
         return None

@@ -27,10 +27,13 @@ CPU = MachineConfig(
 GPU = replace(CPU, device="cuda")
 
 
-def test_libraries_are_told_before_they_start() -> None:
+def test_libraries_are_told_before_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    spinning = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    for name in spinning:
+        monkeypatch.delenv(name, raising=False)
     on_cpu = worker_environment(replace(CPU, cpu_threads=3))
-    assert on_cpu["OMP_NUM_THREADS"] == "3"
-    assert on_cpu["MALLOC_MMAP_MAX_"] == "0"
+    assert (on_cpu["OMP_NUM_THREADS"], on_cpu["MALLOC_MMAP_MAX_"]) == ("3", "0")
+    assert int(on_cpu["GOMP_SPINCOUNT"]) > 0
     # Whole blocks of weights are returned to the kernel.
     sharded = worker_environment(replace(CPU, data_parallel="fsdp"))
     assert "MALLOC_MMAP_MAX_" not in sharded and int(sharded["MALLOC_MMAP_THRESHOLD_"]) > 0
@@ -40,20 +43,10 @@ def test_libraries_are_told_before_they_start() -> None:
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     }
     assert "CUBLAS_WORKSPACE_CONFIG" not in worker_environment(replace(GPU, deterministic="off"))
-
-
-def test_the_users_setting_of_waiting_threads_remains(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    assert int(worker_environment(CPU)["GOMP_SPINCOUNT"]) > 0
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+    for name in spinning:
         with monkeypatch.context() as exported:
             exported.setenv(name, "7")
             assert "GOMP_SPINCOUNT" not in worker_environment(CPU)
-
-
-def test_a_cpu_passes_the_preflight() -> None:
-    assert machine_problems(CPU) == []
 
 
 def refused(machine: MachineConfig, processes: int = 1) -> PreflightError:
@@ -125,12 +118,12 @@ def test_what_the_launcher_omitted_is_refused(
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
 )
-def test_matrix_products_run_in_the_precision(precision: str, dtype: torch.dtype) -> None:
-    a = torch.ones(4, 4)
-    with autocast(replace(CPU, precision=precision)):
+def test_products_run_in_the_precision_and_only_fp16_scales_the_loss(
+    precision: str, dtype: torch.dtype
+) -> None:
+    a, machine = torch.ones(4, 4), replace(CPU, precision=precision)
+    assert machine_problems(machine) == []
+    with autocast(machine):
         assert (a @ a).dtype == dtype
-
-
-def test_only_fp16_scales_the_loss() -> None:
-    assert not grad_scaler(replace(CPU, precision="bf16")).is_enabled()
+    assert not grad_scaler(machine).is_enabled()
     assert grad_scaler(replace(CPU, precision="fp16")).is_enabled()

@@ -66,9 +66,9 @@ def test_a_strict_run_refuses_deviations(machine: MachineConfig) -> None:
     with pytest.raises(PreflightError) as refusal:
         require_no_deviations(observed(asked))
     assert refusal.value.codes == ["machine.setting-mismatch"] * 2
-    threads, benchmark = (problem.what for problem in refusal.value.problems)
-    assert threads.startswith("cpu_threads: ") and benchmark.startswith("cudnn_benchmark: ")
-    assert f"expected 77, got {torch.get_num_threads()}" in threads
+    found = {problem.what.partition(":")[0]: problem.what for problem in refusal.value.problems}
+    assert found.keys() == {"cpu_threads", "cudnn_benchmark"}
+    assert f"expected 77, got {torch.get_num_threads()}" in found["cpu_threads"]
 
 
 # Settings changed behind a run's back, and the observed values.
@@ -103,28 +103,23 @@ def test_a_scaler_that_was_left_out_shows(machine: MachineConfig) -> None:
     assert "grad_scaler_enabled" not in deviations(observed(half, scaler=True))
 
 
-def test_a_gpu_s_workspace_is_read_from_the_environment(
+def test_what_is_not_read_from_torch(
     machine: MachineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu = replace(machine, device="cuda", deterministic="strict")
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    found = machine_settings(gpu, torch.device("cuda", 0), ProcessRank(), scaler)[
-        "cublas_workspace_config"
-    ]
-    assert (found["resolved"], found["observed"]) == (":4096:8", ":16:8")
-    assert observed(machine)["cublas_workspace_config"]["observed"] is None
+    """A GPU's workspace is that of the environment; a setting that cannot be read is recorded."""
 
-
-def test_a_setting_that_cannot_be_read_is_recorded_as_such(
-    machine: MachineConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def refuse() -> str:
         raise RuntimeError("mixed TF32 settings")
 
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     monkeypatch.setattr("torch.get_float32_matmul_precision", refuse)
-    found = observed(machine)["float32_matmul_precision"]
-    assert found["observed"] == "unreadable: mixed TF32 settings"
+    gpu = replace(machine, device="cuda", deterministic="strict")
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    found = machine_settings(gpu, torch.device("cuda", 0), ProcessRank(), scaler)
+    workspace, products = found["cublas_workspace_config"], found["float32_matmul_precision"]
+    assert (workspace["resolved"], workspace["observed"]) == (":4096:8", ":16:8")
+    assert products["observed"] == "unreadable: mixed TF32 settings"
+    assert observed(machine)["cublas_workspace_config"]["observed"] is None
 
 
 def test_the_kernel_is_the_one_that_torch_selects() -> None:
@@ -144,10 +139,14 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_it_is_read_from_what_came_out(call: str) -> None:
+def test_it_is_read_from_what_came_out_and_a_profile_says_the_same(call: str) -> None:
     arguments, kernel = CALLS[call]
     q = torch.zeros(1, 2, 8, 16, requires_grad=True)
-    assert detect_sdpa_kernel(F.scaled_dot_product_attention(q, q, q, **arguments)) == kernel
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        context = F.scaled_dot_product_attention(q, q, q, **arguments)
+    assert detect_sdpa_kernel(context) == kernel
+    name = {"flash": "flash_attention", "math": "attention_math"}[kernel]
+    assert any(f"::_scaled_dot_product_{name}" in event.name for event in seen.events())
     # Operations on the output do not matter.
     shared = F.scaled_dot_product_attention(q, q[:, :1], q[:, :1], enable_gqa=True, **arguments)
     assert detect_sdpa_kernel(shared[..., :3].transpose(1, 2) * 2) == kernel
@@ -158,13 +157,3 @@ def test_a_pinned_kernel_is_the_one() -> None:
     with sdpa_kernel(SDPBackend.MATH):
         assert detect_sdpa_kernel(F.scaled_dot_product_attention(q, q, q)) == "math"
     assert detect_sdpa_kernel(q * 2) == "unknown"
-
-
-def test_a_profile_says_the_same() -> None:
-    names = {"flash": "flash_attention", "math": "attention_math"}
-    for arguments, kernel in CALLS.values():
-        q = torch.zeros(1, 2, 8, 16, requires_grad=True)
-        with profile(activities=[ProfilerActivity.CPU]) as seen:
-            F.scaled_dot_product_attention(q, q, q, **arguments)
-        found = [event.name for event in seen.events() if "::_scaled_dot_product" in event.name]
-        assert any(f"_scaled_dot_product_{names[kernel]}" in name for name in found)

@@ -2,26 +2,39 @@
 
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lib.env import preflight
 from lib.env.options import EnvironmentConfig
 from lib.env.packages import Interpreter, installed_packages
+from lib.env.preflight import FOREIGN_FILES, environment_problems
 from lib.errors import Problem
 
 KINDS = ("conda", "uv", "venv")
+HERE = {"CONDA_PREFIX": "/envs/llmhe", "CONDA_DEFAULT_ENV": "llmhe"}
 
 
 def of_kind(kind: str, name: str = "llmhe") -> Interpreter:
     return Interpreter(kind, name, "3.13.1", Path(f"/envs/{name}"), f"/envs/{name}/bin/python")
 
 
-def words(problems: list[Problem], code: str) -> str:
+def problems(
+    config: EnvironmentConfig,
+    condition: str,
+    here: Interpreter = of_kind("conda"),
+    root: Path = Path("/nowhere"),
+    variables: Mapping[str, str] = HERE,
+) -> list[Problem]:
+    found = environment_problems(config, here, root / "results" / "study", root, variables)
+    return found[condition]
+
+
+def words(found: list[Problem], code: str) -> str:
     """Check that there is one problem with ``code``; return its text."""
-    (problem,) = problems
+    (problem,) = found
     assert problem.code == code
     return problem.what
 
@@ -31,15 +44,12 @@ def words(problems: list[Problem], code: str) -> str:
 def test_each_policy_takes_its_own_kind_alone(
     config: EnvironmentConfig, asked: str, kind: str
 ) -> None:
-    variables = {"CONDA_PREFIX": "/envs/llmhe", "CONDA_DEFAULT_ENV": "llmhe"}
-    found = of_kind(kind)
-    assert preflight.environment_problems(config, found, variables) == []
-    wanted = replace(config, policy=asked, name="llmhe")
-    problems = preflight.environment_problems(wanted, found, variables)
+    assert problems(config, "environment", of_kind(kind)) == []
+    found = problems(replace(config, policy=asked, name="llmhe"), "environment", of_kind(kind))
     if kind == asked:
-        assert problems == []
+        assert found == []
     else:
-        said = words(problems, "env.wrong-kind")
+        said = words(found, "env.wrong-kind")
         assert f"ENV_POLICY={asked}" in said and "/envs/llmhe/bin/python" in said
         assert ("no environment" if kind == "system" else f"{kind} environment") in said
 
@@ -57,23 +67,22 @@ def test_each_policy_takes_its_own_kind_alone(
 def test_the_name(
     config: EnvironmentConfig, policy: str, expected: str, name: str, code: str
 ) -> None:
-    wanted = replace(config, policy=policy, name=expected)
-    variables = {"CONDA_PREFIX": f"/envs/{name}"}
-    problems = preflight.environment_problems(wanted, of_kind(policy, name), variables)
-    assert [problem.code for problem in problems] == [code] * bool(code)
+    wanted, variables = replace(config, policy=policy, name=expected), {
+        "CONDA_PREFIX": f"/envs/{name}"
+    }
+    found = problems(wanted, "environment", of_kind(policy, name), variables=variables)
+    assert [problem.code for problem in found] == [code] * bool(code)
     if code:
-        assert f"ENV_NAME={expected}" in problems[0].what
-        assert f"{name} (/envs/{name})" in problems[0].what
+        assert f"ENV_NAME={expected}" in found[0].what and f"{name} (/envs/{name})" in found[0].what
 
 
-@pytest.mark.parametrize("active", ["/envs/other", None])
+@pytest.mark.parametrize("variables", [{"CONDA_PREFIX": "/envs/other"}, {}])
 def test_a_conda_environment_that_is_not_activated(
-    conda_config: EnvironmentConfig, active: str | None
+    conda_config: EnvironmentConfig, variables: dict[str, str]
 ) -> None:
-    variables = {} if active is None else {"CONDA_PREFIX": active}
-    problems = preflight.environment_problems(conda_config, of_kind("conda"), variables)
-    assert "CONDA_PREFIX=/envs/llmhe" in words(problems, "env.not-activated")
-    assert problems[0].next == "type: conda activate llmhe"
+    found = problems(conda_config, "environment", variables=variables)
+    assert "CONDA_PREFIX=/envs/llmhe" in words(found, "env.not-activated")
+    assert found[0].next == "type: conda activate llmhe"
 
 
 @pytest.mark.parametrize(
@@ -84,36 +93,39 @@ def test_a_conda_environment_that_is_not_activated(
 def test_python_by_as_many_parts_as_are_said(
     config: EnvironmentConfig, asked: str, passes: bool
 ) -> None:
-    problems = preflight.python_problems(replace(config, python=asked), of_kind("uv"))
-    assert passes == (problems == [])
+    found = problems(replace(config, python=asked), "python")
+    assert passes == (found == [])
     if not passes:
-        said = words(problems, "env.wrong-python")
+        said = words(found, "env.wrong-python")
         assert f"ENV_PYTHON={asked}:" in said and "Python 3.13.1" in said
 
 
-@pytest.mark.parametrize("name", preflight.FOREIGN_FILES)
+@pytest.mark.parametrize("name", FOREIGN_FILES)
 def test_a_trace_of_another_tool(
     conda_config: EnvironmentConfig, tmp_path: Path, name: str
 ) -> None:
-    assert preflight.foreign_problems(conda_config, tmp_path) == []
+    assert problems(conda_config, "foreign tools", root=tmp_path) == []
     (tmp_path / name).symlink_to(tmp_path / "gone")
-    problems = preflight.foreign_problems(conda_config, tmp_path)
-    assert name in words(problems, "env.foreign-file")
-    assert preflight.foreign_problems(replace(conda_config, forbid_foreign=False), tmp_path) == []
+    found = problems(conda_config, "foreign tools", root=tmp_path)
+    assert name in words(found, "env.foreign-file")
+    allowed = replace(conda_config, forbid_foreign=False)
+    assert problems(allowed, "foreign tools", root=tmp_path) == []
 
 
-def test_what_the_tree_needs_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert preflight.package_problems() == []
+def test_what_the_tree_needs_is_here(
+    config: EnvironmentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert problems(config, "packages") == []
     monkeypatch.setattr(sys, "path", [])
-    assert "torch>=2.11, kconfiglib" in words(preflight.package_problems(), "env.missing-package")
+    said = words(problems(config, "packages"), "env.missing-package")
+    assert "torch>=2.11, kconfiglib" in said
 
 
 def test_less_space_than_asked_for(config: EnvironmentConfig, tmp_path: Path) -> None:
-    folder = tmp_path / "results" / "study"
-    assert preflight.disk_problems(config, folder) == []
-    problems = preflight.disk_problems(replace(config, min_disk_gib=1_000_000), folder)
-    assert words(problems, "disk.no-space").startswith("MIN_DISK_GIB=1000000:")
-    assert problems[0].where == str(tmp_path)
+    assert problems(config, "disk", root=tmp_path) == []
+    found = problems(replace(config, min_disk_gib=1_000_000), "disk", root=tmp_path)
+    assert words(found, "disk.no-space").startswith("MIN_DISK_GIB=1000000:")
+    assert found[0].where == str(tmp_path)
 
 
 class TestLockFile:
@@ -139,7 +151,7 @@ class TestLockFile:
 
     def problems(self, config: EnvironmentConfig, lock: Path, enforce: bool = True) -> list:
         wanted = replace(config, lock_file=lock.name, lock_enforce=enforce)
-        return preflight.lock_problems(wanted, lock.parent)
+        return problems(wanted, "lock file", root=lock.parent)
 
     def test_what_is_installed_stands_in_it(self, config: EnvironmentConfig, lock: Path) -> None:
         assert self.problems(config, lock) == []

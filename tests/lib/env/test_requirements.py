@@ -10,8 +10,6 @@ from packaging.requirements import Requirement
 from lib.env import packages
 from lib.env.packages import install_command, known_extras, missing_packages
 from lib.project import ROOT
-from tests.rules import imports
-from tests.source import modules
 
 PYPROJECT = """
 [project]
@@ -92,11 +90,3 @@ def test_the_pins_are_in_the_ranges_and_extras_are_pinned():
     constraints = (ROOT / "constraints.txt").read_text().splitlines()
     constrained = {line.split("==")[0] for line in constraints if "==" in line}
     assert not constrained & {*pinned, *(extra.name for extra in extras)}
-
-
-def test_the_product_imports_no_package_of_its_development():
-    tools = {"black", "hypothesis", "mypy", "pytest", "ruff", "xdist", "_pytest"}
-    used = {
-        path: {name.split(".")[0] for name in imports(tree)} for path, tree in modules().items()
-    }
-    assert {path: names & tools for path, names in used.items() if names & tools} == {}

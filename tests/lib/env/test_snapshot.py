@@ -92,7 +92,6 @@ VALID = {"--version": "conda 26.1.0\n"}
 # Answers of conda, the number of problems, the first code, and words of the message.
 FAILURES = [
     ({"*": 3}, 3, "program.failed", "exit code 3"),
-    ({"*": ""}, 3, "program.no-output", "conda --version"),
     ({"*": "\n \n"}, 3, "program.no-output", "conda --version"),
     ({"*": "mamba 2.0\n"}, 3, "program.invalid-output", "conda_version.txt, got 'mamba 2.0'"),
     (VALID | {"*": "x: [\n"}, 2, "program.invalid-output", "conda_env_from_history.yml"),
@@ -209,7 +208,7 @@ def test_a_recent_and_valid_snapshot_is_not_replaced(
     assert is_replaced() and "numpy==9.9" in (tmp_path / "packages.txt").read_text()
 
 
-@pytest.mark.parametrize("kind", ["a file", "a link to nowhere", "read-only"])
+@pytest.mark.parametrize("kind", ["a file", "read-only"])
 def test_a_folder_that_cannot_be_written_to(
     config: EnvironmentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -220,10 +219,8 @@ def test_a_folder_that_cannot_be_written_to(
             raise OSError(30, "Read-only file system", str(folder))
 
         monkeypatch.setattr(snapshot, "write_atomic", refuse)
-    elif kind == "a file":
-        folder.write_text("")
     else:
-        folder.symlink_to("/proc/nothing/here")
+        folder.write_text("")
     with pytest.raises(PreflightError) as refusal:
         refresh_snapshot(folder, config, current_interpreter())
     (problem,) = refusal.value.problems
