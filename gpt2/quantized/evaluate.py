@@ -10,7 +10,7 @@ O outputs, I inputs of a linear layer.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -47,35 +47,12 @@ _FP32_BYTES = 4
 RoundTrip = Callable[[Tensor], tuple[Tensor, int]]
 
 
-@dataclass(frozen=True)
-class QuantizationResult:
-    """Result of quantizing a model: parameter counts and storage size."""
-
-    scheme: str
-    # Quantized elements, and the remaining ones.
-    quantized_parameters: int
-    full_precision_parameters: int
-    # Storage size of all weights.
-    stored_bytes: int
-
-    def record(self) -> dict[str, Any]:
-        """Return the result as JSON types, for the summary."""
-        four_bits = self.scheme in FOUR_BIT_SCHEMES
-        return {
-            "quantization_enabled": self.scheme != "none",
-            "quantization_scheme": f"4bit_{self.scheme}" if four_bits else self.scheme,
-            "bnb_compute_dtype": "float32" if four_bits else None,
-            "bnb_double_quant": False if four_bits else None,
-            "bnb_version": version(PACKAGE) if four_bits else None,
-            "quantized_parameters": self.quantized_parameters,
-            "full_precision_parameters": self.full_precision_parameters,
-            "stored_bytes": self.stored_bytes,
-        }
-
-
 @torch.no_grad()
-def quantize(model: GPT, scheme: str) -> QuantizationResult:
-    """Quantize the weights of ``model`` in place, on their device."""
+def quantize(model: GPT, scheme: str) -> dict[str, Any]:
+    """Quantize the weights of ``model`` in place, on their device; return the record of the summary.
+
+    It has the numbers of quantized and of other elements, and the storage size of all weights.
+    """
     rounded = stored = 0
     if scheme != "none":
         round_trip = quantize_dequantize_int8 if scheme == "int8" else _four_bits(scheme)
@@ -84,8 +61,17 @@ def quantize(model: GPT, scheme: str) -> QuantizationResult:
                 values_OI, size = round_trip(module.weight)
                 module.weight.copy_(values_OI)
                 rounded, stored = rounded + values_OI.numel(), stored + size
-    rest = model.num_params() - rounded
-    return QuantizationResult(scheme, rounded, rest, stored + rest * _FP32_BYTES)
+    rest, four_bits = model.num_params() - rounded, scheme in FOUR_BIT_SCHEMES
+    return {
+        "quantization_enabled": scheme != "none",
+        "quantization_scheme": f"4bit_{scheme}" if four_bits else scheme,
+        "bnb_compute_dtype": "float32" if four_bits else None,
+        "bnb_double_quant": False if four_bits else None,
+        "bnb_version": version(PACKAGE) if four_bits else None,
+        "quantized_parameters": rounded,
+        "full_precision_parameters": rest,
+        "stored_bytes": stored + rest * _FP32_BYTES,
+    }
 
 
 def quantize_dequantize_int8(weight_OI: Tensor) -> tuple[Tensor, int]:
@@ -152,7 +138,7 @@ def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> d
         "weights_sha256": sha256_file(run.weights),
         "data_digest": dataset.digest,
         "device": str(device),
-        "quantization": rounded.record(),
+        "quantization": rounded,
         "final": {
             **evaluation_metrics(items),
             "expected_calibration_error": expected_calibration_error(evaluation.calibration),
@@ -165,20 +151,17 @@ def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> d
 def table(run: RunDir, summaries: list[dict[str, Any]]) -> str:
     """Return a table of the training result and the new results, labelled by their weights."""
     trained = RunRecord(run).summary.value(dict, "final")
-    rows = [
-        ("weights", "val_loss", "delta", "accuracy", "stored_MB"),
-        _row("trained", trained, trained),
-    ]
+    results = [("trained", trained, "")]
     for summary in summaries:
         rounded = summary["quantization"]
-        label, stored = rounded["quantization_scheme"], f"{rounded['stored_bytes'] / 1e6:.3f}"
-        rows.append((*_row(label, summary["final"], trained)[:-1], stored))
+        stored = f"{rounded['stored_bytes'] / 1e6:.3f}"
+        results.append((rounded["quantization_scheme"], summary["final"], stored))
+    rows = [("weights", "val_loss", "delta", "accuracy", "stored_MB")]
+    for label, final, stored in results:
+        loss, accuracy = final["val_loss"], final["token_accuracy"]
+        delta = f"{loss - trained['val_loss']:+z.6f}"
+        rows.append((label, f"{loss:.6f}", delta, f"{accuracy:.4f}", stored))
     return "".join(f"{line}\n" for line in text_lines(rows))
-
-
-def _row(label: str, final: dict[str, Any], trained: dict[str, Any]) -> tuple[str, ...]:
-    loss, accuracy = final["val_loss"], final["token_accuracy"]
-    return label, f"{loss:.6f}", f"{loss - trained['val_loss']:+z.6f}", f"{accuracy:.4f}", ""
 
 
 def _require_data_of(run: RunDir, digest: str) -> None:

@@ -22,12 +22,7 @@ def parse_schemes(text: str) -> list[str]:
         raise ConfigError(Problem(what, "QUANT", advice, code="usage.invalid-value"))
     four_bit = [name for name in names if name in FOUR_BIT_SCHEMES]
     if four_bit and importlib.util.find_spec(PACKAGE) is None:
-        raise PreflightError(
-            Problem(
-                f"{four_bit[0]} requires the missing package {PACKAGE}",
-                "QUANT",
-                f"type: make setup EXTRAS={PACKAGE}",
-                code="env.missing-package",
-            )
-        )
+        what, advice = f"{four_bit[0]} requires the missing package {PACKAGE}", "type: make setup"
+        problem = Problem(what, "QUANT", f"{advice} EXTRAS={PACKAGE}", code="env.missing-package")
+        raise PreflightError(problem)
     return names

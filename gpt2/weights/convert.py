@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from gpt2.model import GPT
 from gpt2.weights import hf, source
 from gpt2.weights.match import weight_mismatches
 from lib.errors import ConfigError, PreflightError, Problem
-from lib.files import regular_path, sha256_file
+from lib.files import sha256_file
 from lib.runs.checkpoint import STATE, read_checkpoint
 from lib.runs.run_dir import RunDir
 from lib.units import first_of
@@ -26,12 +25,11 @@ _PART = re.compile(r"(?m)(?:.*\.(?:terms|gates|mechanisms)\.(\w+)\..*$|(?:.*\.)?
 def load_initial_weights(
     model: GPT, config: Config, build_dir: Path, write: Callable[[str, str], None]
 ) -> dict[str, str]:
-    """Load the weights of ``INIT_FROM`` into ``model``; do nothing if ``INIT_FROM`` is empty.
+    """Load the weights of ``INIT_FROM``, if any, into ``model``; return path → SHA-256 of the files.
 
-    Parameters of mechanisms that the weights lack keep their initial values, and one line that names
-    the mechanisms is passed to ``write``. Returns path → SHA-256 of the files read. Raises
-    ConfigError with every mismatch, PreflightError if files are missing or damaged; ``model`` is
-    then unchanged.
+    Parameters of mechanisms that the weights lack keep their initial values; ``write`` receives one
+    line that names them. Raises ConfigError with every mismatch, PreflightError if files are missing
+    or damaged; ``model`` is then unchanged.
     """
     if not config.init.init_from:
         return {}
@@ -58,12 +56,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     _, *paths = source.weight_files(folder)
     tensors: dict[str, Tensor] = {}
     for path in paths:
-        try:
-            read = safetensors.torch.load_file(regular_path(path))
-        except (OSError, safetensors.SafetensorError) as error:
-            what = f"cannot be read: {error}"
-            raise PreflightError(Problem(what, str(path), code="weights.damaged")) from None
-        tensors |= {name: read[key] for key in read if (name := hf.native_name(key))}
+        with source.opened_weights(path, "pt") as opened:
+            names = {key: hf.native_name(key) for key in opened.keys()}  # noqa: SIM118
+            tensors |= {name: opened.get_tensor(key) for key, name in names.items() if name}
     return tensors
 
 
@@ -88,20 +83,19 @@ def copy_weights(model: GPT, tensors: Mapping[str, Tensor], *, native: bool = Fa
         what = f"BIAS: the weights have biases: {first_of(unused)}"
         raise ConfigError(Problem(what, next="set BIAS=y", code="weights.config-mismatch"))
     vocab_size = model.config.shape.vocab_size
-    values = {
-        name: tensors[name] if native else hf.convert_layout(name, tensors[name])
-        for name in parameters.keys() & tensors.keys()
-    }
-    if "wte.weight" in values:
-        values["wte.weight"] = values["wte.weight"][:vocab_size]
-    for name, value in values.items():
-        rows = parameters[name][:vocab_size] if name == "wte.weight" else parameters[name]
+    pairs = []
+    for name in parameters.keys() & tensors.keys():
+        value, rows = tensors[name], parameters[name].data
+        value = value if native else hf.convert_layout(name, value)
+        if name == "wte.weight":
+            value, rows = value[:vocab_size], rows[:vocab_size]
         if rows.shape != value.shape:
             what = f"{name} has shape {list(value.shape)} (expected {list(rows.shape)})"
             raise PreflightError(Problem(what, "INIT_FROM", code="weights.shape-mismatch"))
+        pairs.append((rows, value))
     parameters["wte.weight"][vocab_size:] = 0
-    for name, value in values.items():
-        parameters[name][: len(value)].copy_(value)
+    for rows, value in pairs:
+        rows.copy_(value)
     return sorted(parameters.keys() - tensors.keys())
 
 

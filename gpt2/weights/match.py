@@ -5,12 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from gpt2.model_config import ModelConfig
 from gpt2.records.files import read_resolved_config
 from gpt2.weights import hf
-from gpt2.weights.source import CONFIG_FILE, is_native, read_settings, run_of, weight_files
+from gpt2.weights.source import (
+    CONFIG_FILE,
+    is_native,
+    opened_weights,
+    read_settings,
+    run_of,
+    weight_files,
+)
 from lib.errors import PreflightError, Problem
 from lib.units import first_of
 
@@ -108,16 +113,12 @@ def _check_tensors(folder: Path, weights: Sequence[Path], theirs: Mapping[str, A
     # The head is tied to wte; most files omit it.
     shapes, dtypes = {hf.HEAD_NAME: expected[hf.HEAD_NAME]}, set[str]()
     for path in weights:
-        try:
-            with safe_open(path, framework="np") as opened:
-                for key in opened.keys():  # noqa: SIM118 - safe_open is not iterable
-                    if name := hf.native_name(key):
-                        header = opened.get_slice(key)
-                        shapes[name] = tuple(header.get_shape())
-                        dtypes.add(header.get_dtype())
-        except (SafetensorError, OSError) as error:
-            what = f"cannot be read: {error}"
-            raise PreflightError(Problem(what, str(path), code="weights.damaged")) from None
+        with opened_weights(path, "np") as opened:
+            for key in opened.keys():  # noqa: SIM118 - safe_open is not iterable
+                if name := hf.native_name(key):
+                    header = opened.get_slice(key)
+                    shapes[name] = tuple(header.get_shape())
+                    dtypes.add(header.get_dtype())
     wrong = [
         f"{name} has shape {list(shapes[name])}, expected {list(shape)}"
         for name, shape in expected.items()

@@ -62,3 +62,7 @@ class InitialWeightsOptions:
     @property
     def is_path(self) -> bool:
         return self.name.startswith(_PATH)
+
+    @property
+    def is_hub(self) -> bool:
+        return not self.is_run and not self.is_path

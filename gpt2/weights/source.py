@@ -3,14 +3,18 @@
 Does not import torch.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from gpt2.config import Config
 from gpt2.data.dataset import data_folder
 from lib.console import log
 from lib.errors import ConfigError, PreflightError, Problem
-from lib.files import sha256_file
+from lib.files import regular_path, sha256_file
 from lib.json_files import RecordError, read_json_object
 from lib.runs.record import JsonRecord, RunRecord
 from lib.runs.run_dir import RunDir, State
@@ -32,19 +36,22 @@ def weights_folder(config: Config, build_dir: Path) -> Path:
     one finished run has the name, and ConfigError if it is damaged or did not keep the checkpoint.
     """
     init = config.init
-    if not init.is_path and not init.is_run:
+    if init.is_hub:
         hub = data_folder(config.data, build_dir) / "downloads" / "hub"
         return hub / init.name.replace("/", "--")
     if init.is_path:
         folder = build_dir / Path(init.name).expanduser()
     else:
         folder = _run_folder(init.name, build_dir / config.study.output_dir)
-    if init.is_run and (problem := RunRecord(RunDir(folder)).unfinished):
+    if not init.is_run:
+        return folder
+    run = RunDir(folder)
+    if problem := RunRecord(run).unfinished:
         raise ConfigError(problem)
     if init.iteration is None:
         return folder
-    require_kept(RunDir(folder), init.iteration, "INIT_FROM")
-    return RunDir(folder).checkpoint(init.iteration)
+    require_kept(run, init.iteration, "INIT_FROM")
+    return run.checkpoint(init.iteration)
 
 
 def require_kept(run: RunDir, iteration: int, where: str) -> None:
@@ -65,13 +72,12 @@ def run_of(folder: Path) -> RunDir:
 
 
 def download_weights(config: Config, build_dir: Path) -> Path:
-    """Return ``folder``; download the weights from the hub if they are missing.
+    """Return the folder of the weights; download them once from the hub if they are missing.
 
-    Downloaded weights are never updated, so later changes on the hub do not affect runs. Raises
-    PreflightError if the hub is unreachable or the model does not exist.
+    Raises PreflightError if the hub is unreachable or the model does not exist.
     """
     path = weights_folder(config, build_dir)
-    if config.init.is_path or config.init.is_run or _complete(path):
+    if not config.init.is_hub or _complete(path):
         return path
     # Imported here: the import is slow, and only downloads need it.
     from huggingface_hub import snapshot_download
@@ -158,5 +164,18 @@ def read_settings(path: Path) -> dict[str, Any]:
     try:
         return read_json_object(path)
     except RecordError as error:
-        what = f"cannot be read: {error.problems[0].what}"
-        raise PreflightError(Problem(what, str(path), code="weights.damaged")) from None
+        raise _damaged(path, error.problems[0].what) from None
+
+
+@contextmanager
+def opened_weights(path: Path, framework: str) -> Iterator[Any]:
+    """Open a file of weights for tensors of ``framework``, pt or np."""
+    try:
+        with safe_open(regular_path(path), framework=framework) as weights:
+            yield weights
+    except (OSError, SafetensorError) as error:
+        raise _damaged(path, str(error)) from None
+
+
+def _damaged(path: Path, reason: str) -> PreflightError:
+    return PreflightError(Problem(f"cannot be read: {reason}", str(path), code="weights.damaged"))

@@ -66,10 +66,7 @@ def open_trained(run: RunDir, build_dir: Path) -> Trained:
 
 
 def machine_here(machine: MachineConfig) -> MachineConfig:
-    """Return ``machine``, or the CPU in fp32 if no GPU is available.
-
-    That logs a warning, because its results differ in the last bits.
-    """
+    """Return ``machine``, or, with a warning, the CPU in fp32 if no GPU is available."""
     if machine.device == "cpu" or torch.cuda.is_available():
         return machine
     log("WARN", "trained on a GPU, but no GPU is available: using the CPU in fp32")

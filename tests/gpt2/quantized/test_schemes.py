@@ -2,7 +2,6 @@
 
 import importlib.util
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -91,38 +90,28 @@ def test_four_bits_are_the_published_values_times_a_blocks_largest(
 def test_only_matrices_of_the_blocks_are_quantized(model: GPT, scheme: str) -> None:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     found = quantize(model, scheme)
+    labels = {"none": (False, "none"), "int8": (True, "int8"), "nf4": (True, "4bit_nf4")}
+    assert (found["quantization_enabled"], found["quantization_scheme"]) == labels[scheme]
+    assert (
+        (found["bnb_version"] is None) == (found["bnb_double_quant"] is None) == (scheme != "nf4")
+    )
     changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
     kinds = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
     matrices = {f"h.{i}.{kind}.weight" for i in range(2) for kind in kinds}
     assert changed == (set() if scheme == "none" else matrices)
     numbers = sum(before[name].numel() for name in changed)
-    assert found.quantized_parameters == numbers
-    assert found.full_precision_parameters == model.num_params() - numbers
+    assert found["quantized_parameters"] == numbers
+    assert found["full_precision_parameters"] == model.num_params() - numbers
     rows = sum(before[name].size(0) for name in changed)
     blocks = sum(math.ceil(before[name].numel() / 64) for name in changed)
     packed = {"none": 0, "int8": numbers + 4 * rows, "nf4": numbers / 2 + 4 * blocks}[scheme]
-    assert found.stored_bytes == packed + 4 * found.full_precision_parameters
+    assert found["stored_bytes"] == packed + 4 * found["full_precision_parameters"]
 
 
-def test_the_record_contains_the_scheme(model: GPT) -> None:
-    made = quantize(model, "int8").record()
-    assert made["quantization_enabled"] is True and made["quantization_scheme"] == "int8"
-    assert made["bnb_compute_dtype"] is made["bnb_double_quant"] is made["bnb_version"] is None
-    assert quantize(model, "none").record()["quantization_enabled"] is False
-
-
-@pytest.fixture
-def without_the_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Simulate a missing bitsandbytes."""
-    right = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else right(name)
-    )
-    yield
-
-
-@pytest.mark.usefixtures("without_the_package")
-def test_schemes_are_parsed_and_a_missing_package_is_one_error() -> None:
+def test_schemes_are_parsed_and_a_missing_package_is_one_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert parse_schemes("") == ["none"]
     assert parse_schemes("none, int8 none") == ["none", "int8"]
     with pytest.raises(ConfigError) as unknown:
@@ -134,7 +123,3 @@ def test_schemes_are_parsed_and_a_missing_package_is_one_error() -> None:
     assert caught.value.codes == ["env.missing-package"] and caught.value.exit_code == 3
     assert "QUANT: fp4 " in str(caught.value)
     assert "make setup EXTRAS=bitsandbytes" in str(caught.value)
-
-
-def test_training_has_no_quantization() -> None:
-    assert not [info.name for info in KconfigTree().symbols() if "QUANT" in info.name]

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,69 @@ def own_code(folder: Path, **settings: Any) -> Any:
     )
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     return theirs.eval()
+
+
+@dataclass
+class Exported:
+    """A trained model, and its export as transformers loads it."""
+
+    name: str
+    ours: GPT
+    theirs: Any
+    folder: Path
+
+
+# Models that together have every component of the registries, by what is special.
+OWN_CODE: dict[str, dict[str, SymbolValue]] = {
+    "everything": {
+        "ATTENTION_PROJECTION_LATENT": True,
+        "RECIPROCAL": True,
+        "RECIPROCAL_WINDOW": 5,
+        "RA_CROSS_TOKEN": True,
+        "MLP_ATTN_GATE": True,
+        "MLP_CROSS_TOKEN": True,
+        "MLP_LATENT": True,
+    },
+    "sliding": {
+        "ATTENTION_PATTERN_SLIDING": True,
+        "SLIDING_WINDOW": 7,
+        "POSITIONS_ROPE": True,
+        "QK_NORM": True,
+        "MLP_ATTN_GATE": True,
+        "MLP_ATTN_GATE_POOLED": True,
+        "BIAS": False,
+    },
+    "nsa": {
+        "ATTENTION_PATTERN_NSA": True,
+        "ATTENTION_PROJECTION_GROUPED": True,
+        "N_KV_HEAD": 2,
+        "NSA_COMPRESS_BLOCK": 8,
+        "NSA_COMPRESS_STRIDE": 4,
+        "NSA_SELECT_BLOCK": 8,
+        "NSA_SELECT_COUNT": 3,
+        "NSA_WINDOW": 9,
+    },
+}
+
+
+@pytest.fixture(scope="package", params=OWN_CODE)
+def exported(
+    request: pytest.FixtureRequest,
+    configure: Callable[..., Config],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Exported:
+    """Export a model that transformers lacks, with random weights."""
+    folder = tmp_path_factory.mktemp(request.param)
+    config = configure(**OWN_CODE[request.param])
+    export(write_finished(config, folder / "run"), folder / "out", folder)
+    return Exported(request.param, native(config), own_code(folder / "out"), folder / "out")
+
+
+def native(config: Config) -> GPT:
+    """Build the model of ``write_finished`` without the code under test."""
+    model = GPT(config.model)
+    model.load_state_dict(random_weights(config))
+    return model.eval()
 
 
 def random_gpt2(**settings: Any) -> Any:

@@ -1,70 +1,44 @@
 """The contract of transformers, on exports with their own code.
 
 The cases are those of transformers' tests of its own models: an argument takes effect, or is refused
-by name. The long test runs them on the export of every step of three studies, and prints a table.
+by name.
 """
 
 import inspect
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS, TRANSFORMS
 from gpt2.attention.projections import ZeroInitLinear
-from gpt2.check.cases import plan_cases
-from gpt2.check.shrink import small_config
 from gpt2.config import Config
-from gpt2.model import GPT
-from gpt2.weights.hf import unsupported_components
-from lib.config.dotconfig import defconfig_layers
-from lib.project import ROOT
-from tests.gpt2.weights.conftest import export, own_code, random_weights, write_finished
+from gpt2.mlp.options import MECHANISMS
+from gpt2.weights.hf import options_of
+from tests.gpt2.weights.conftest import OWN_CODE, Exported, own_code
 
-STUDIES = ("gpt2-ratio-ablation", "gpt2-mechanisms", "nsa-quickstart")
-# Each step whose components together are those of all steps.
-QUICK = {
-    "gpt2-ratio-ablation": ["full"],
-    "gpt2-mechanisms": ["rope", "gate-pooled"],
-    "nsa-quickstart": ["nsa"],
-}
 PADDING = 256
+# Generated tokens.
+NEW = 4
 # Of a difference, as a fraction of the largest value.
 TOLERANCE = 2e-5
 
 
-@dataclass
-class Exported:
-    """A trained model, and its export as transformers loads it."""
-
-    ours: GPT
-    theirs: Any
-    folder: Path
-
-
-@cache
-def small_steps(defconfig: str) -> dict[str, Config]:
-    """Return the small form of each step of a study, by its slug."""
-    cases = plan_cases(defconfig_layers(ROOT, defconfig)).every
-    configs = {case.slug: case.config for case in cases if case.config}
-    changes: dict[str, Any] = {"DROPOUT": "0.0", "PRECISION": "fp32", "PRUNING_MAGNITUDE": False}
-    return {
-        slug: small_config(config, configs.values(), **changes) for slug, config in configs.items()
+def test_the_models_have_every_component(configure: Callable[..., Config]) -> None:
+    built = {
+        type(each).name
+        for settings in OWN_CODE.values()
+        for each in options_of(configure(**settings).model.attention)
+        if "name" in vars(type(each))
+    } | {
+        type(each).name
+        for settings in OWN_CODE.values()
+        for each in configure(**settings).model.mlp.mechanisms
     }
-
-
-def write_export(config: Config, folder: Path) -> Exported:
-    """Export a model with random weights and load it."""
-    folder.mkdir()
-    export(write_finished(config, folder / "run"), folder / "out", folder)
-    ours = GPT(config.model)
-    ours.load_state_dict(random_weights(config))
-    return Exported(ours.eval(), own_code(folder / "out"), folder / "out")
+    registries = (PROJECTIONS, PATTERNS, POSITIONS, TRANSFORMS, TERMS, GATES, MECHANISMS)
+    assert {name for registry in registries for name in registry} <= built
 
 
 def some_tokens(batch: int, length: int, seed: int = 0) -> Tensor:
@@ -76,13 +50,6 @@ def some_tokens(batch: int, length: int, seed: int = 0) -> Tensor:
 def difference(found: Tensor, expected: Tensor) -> float:
     """Return the largest difference as a fraction of the largest expected value."""
     return float((found - expected).detach().abs().max() / expected.detach().abs().max())
-
-
-@pytest.fixture(scope="module")
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """Return the export of the step of the test's parameter."""
-    defconfig, slug = request.param
-    return write_export(small_steps(defconfig)[slug], tmp_path_factory.mktemp(slug) / "build")
 
 
 Case = Callable[[Exported], float]
@@ -146,7 +113,7 @@ def padded(batch: int, side: str) -> tuple[Tensor, Tensor, Tensor]:
     return idx_BT, mask_BT, (mask_BT.cumsum(1) - 1).clamp(min=0)
 
 
-def padding(model: Exported, side: str) -> float:
+def padding_on(model: Exported, side: str) -> float:
     """Return the difference of padded sequences from each alone."""
     worst = 0.0
     for batch in (1, 2, 3):
@@ -168,21 +135,9 @@ def padding(model: Exported, side: str) -> float:
 
 
 @case
-def left_padding(model: Exported) -> float:
-    """Padding on the left changes nothing, in a batch of one, two and three."""
-    return padding(model, "left")
-
-
-@case
-def right_padding(model: Exported) -> float:
-    """Padding on the right changes nothing."""
-    return padding(model, "right")
-
-
-@case
-def padding_within(model: Exported) -> float:
-    """Masked tokens between others, as between prompts and answers, are skipped."""
-    return padding(model, "hole")
+def padding(model: Exported) -> float:
+    """Padding on the left, on the right and between tokens, as of prompts, changes nothing."""
+    return max(padding_on(model, side) for side in ("left", "right", "hole"))
 
 
 @case
@@ -207,8 +162,8 @@ def arguments(model: Exported) -> float:
             theirs(input_ids=idx_BT, **settings)
     with pytest.raises(ValueError, match="inputs_embeds"):
         theirs()
-    with pytest.raises(ValueError, match="input_ids: 41 tokens"):
-        theirs(input_ids=some_tokens(1, 41))
+    with pytest.raises(ValueError, match="input_ids: 81 tokens"):
+        theirs(input_ids=some_tokens(1, 81))
     whole = theirs(input_ids=idx_BT)
     assert whole.hidden_states is None and whole.loss is None and whole.past_key_values
     assert theirs(input_ids=idx_BT, use_cache=False).past_key_values is None
@@ -379,7 +334,7 @@ def generation(model: Exported) -> float:
     """Greedy decoding, sampling and beams are the same with and without a cache."""
     theirs = model.theirs
     idx_BT, mask_BT, _ = padded(3, "left")
-    base = {"max_new_tokens": 9, "eos_token_id": None, "attention_mask": mask_BT}
+    base = {"max_new_tokens": NEW, "eos_token_id": None, "attention_mask": mask_BT}
     for settings in (
         {"do_sample": False},
         {"do_sample": True, "top_k": 20},
@@ -390,28 +345,28 @@ def generation(model: Exported) -> float:
             torch.manual_seed(3)
             found.append(theirs.generate(idx_BT, use_cache=on, **base, **settings))
         assert torch.equal(*found), settings
-        assert found[0].shape[1] == 23
+        assert found[0].shape[1] == 14 + NEW
     greedy_BT = theirs.generate(idx_BT, do_sample=False, **base)
     embedded = theirs.get_input_embeddings()(idx_BT)
     found_BT = theirs.generate(inputs_embeds=embedded, do_sample=False, **base)
-    assert torch.equal(found_BT[:, -9:], greedy_BT[:, 14:])
+    assert torch.equal(found_BT[:, -NEW:], greedy_BT[:, 14:])
     for row, length in enumerate(LENGTHS):
         # Without the code of the export.
         alone = idx_BT[row, -length:]
-        for _ in range(9):
+        for _ in range(NEW):
             with torch.no_grad():
                 alone = torch.cat([alone, model.ours(alone[None])[0, -1:].argmax(-1)])
-        assert torch.equal(alone[-9:], greedy_BT[row, 14:])
+        assert torch.equal(alone[-NEW:], greedy_BT[row, 14:])
     output = theirs.generate(
         idx_BT, do_sample=False, return_dict_in_generate=True, output_hidden_states=True, **base
     )
-    more = {"max_new_tokens": 4, "eos_token_id": None, "do_sample": False}
-    wide = torch.cat([mask_BT, mask_BT.new_ones(3, 9)], 1)
+    more = {"max_new_tokens": 2, "eos_token_id": None, "do_sample": False}
+    wide = torch.cat([mask_BT, mask_BT.new_ones(3, NEW)], 1)
     again = theirs.generate(
         output.sequences, past_key_values=output.past_key_values, attention_mask=wide, **more
     )
     assert torch.equal(again, theirs.generate(output.sequences, attention_mask=wide, **more))
-    assert len(output.hidden_states) == 9
+    assert len(output.hidden_states) == NEW
     for name, settings in (
         ("max_tokens", {"max_tokens": 3}),
         ("stateful", {"prompt_lookup_num_tokens": 2}),
@@ -473,27 +428,7 @@ def initialization(model: Exported) -> float:
     return 0.0
 
 
-STEPS = [(defconfig, slug) for defconfig, slugs in QUICK.items() for slug in slugs]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("model", STEPS, ids=[slug for _, slug in STEPS], indirect=True)
-def test_an_export_keeps_the_contract(model: Exported, name: str) -> None:
-    assert CASES[name](model) < TOLERANCE
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("defconfig", STUDIES)
-def test_every_step_of_a_study(defconfig: str, tmp_path: Path) -> None:
-    """A step is a plain GPT-2, or its export keeps the contract; the table is written by -s."""
-    rows = [f"{'step':24}" + "".join(f"{name[:13]:>14}" for name in CASES)]
-    for slug, config in small_steps(defconfig).items():
-        if not unsupported_components(config.model):
-            rows.append(f"{slug:24}  exported as transformers' GPT-2")
-            continue
-        model = write_export(config, tmp_path / slug)
-        found = {name: function(model) for name, function in CASES.items()}
-        rows.append(f"{slug:24}" + "".join(f"{each:14.1e}" for each in found.values()))
-        assert {name for name, each in found.items() if each >= TOLERANCE} == set(), slug
-    sys.stdout.write("\n" + "\n".join(rows) + "\n")
+def test_an_export_keeps_the_contract(exported: Exported, name: str) -> None:
+    assert CASES[name](exported) < TOLERANCE

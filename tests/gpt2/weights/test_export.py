@@ -18,20 +18,17 @@ from gpt2.data.tokenizer import load_tokenizer
 from gpt2.model import GPT
 from gpt2.records.files import find_finished
 from gpt2.shape import Cost, ModelShape
-from gpt2.study.arguments import RunLookup
-from gpt2.weights import model_code
 from gpt2.weights.convert import load_initial_weights
 from gpt2.weights.hf import unsupported_components
 from gpt2.weights.match import _parts
-from gpt2.weights.model_code import flat_name, model_files
+from gpt2.weights.model_code import model_files
 from gpt2.weights.trained import load_run
 from lib.errors import ConfigError, PreflightError
 from lib.json_files import read_json_object
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
-from tests.build_folder import write_build
 from tests.gpt2.data.conftest import downloads
-from tests.gpt2.weights.conftest import export, own_code, random_weights, write_finished
+from tests.gpt2.weights.conftest import Exported, export, native, random_weights
 from tests.lib.fabricated import reseal
 
 Configure = Callable[..., Config]
@@ -56,20 +53,13 @@ def from_transformers(folder: Path) -> Any:
     return theirs.eval()
 
 
-def ours(config: Config) -> GPT:
-    """Build the model of ``finished`` without the code under test."""
-    model = GPT(config.model)
-    model.load_state_dict(random_weights(config))
-    return model.eval()
-
-
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_a_dense_gpt2_is_one_of_transformers_and_comes_back_bit_identical(
     configure: Configure, finished: Finished, tmp_path: Path, name: str
 ) -> None:
     config = configure(**SUPPORTED[name])
     export(finished(config), tmp_path / "out", tmp_path)
-    model, theirs = ours(config), from_transformers(tmp_path / "out")
+    model, theirs = native(config), from_transformers(tmp_path / "out")
     ids_BT = torch.arange(2 * 80).reshape(2, 80) % 257
     expected = theirs(input_ids=ids_BT).logits
     torch.testing.assert_close(model(ids_BT), expected, rtol=1e-5, atol=1e-5)
@@ -154,60 +144,6 @@ class TestUnknownComponents:
         assert not (tmp_path / "out").exists()
 
 
-class TestModelCode:
-    """Modules become files of one folder."""
-
-    @pytest.mark.parametrize(
-        ("module", "name"),
-        [
-            ("gpt2.mlp.mlp", "mlp"),
-            ("gpt2.nsa.module", "nsa"),
-            ("gpt2.nsa.options", "nsa_options"),
-            ("gpt2.model", "model"),
-            ("lib.errors", "lib_errors"),
-        ],
-    )
-    def test_names(self, module: str, name: str) -> None:
-        assert flat_name(module) == name
-
-    def test_imports(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        package = tmp_path / "gpt2tree"
-        package.mkdir()
-        (package / "__init__.py").touch()
-        (package / "parts.py").write_text(
-            "from torch import nn\n\nclass Here(nn.Module): ...\nclass Absent(nn.Module): ...\n"
-        )
-        (package / "ops.py").write_text('import torch\n\nNAME = "kablate::op"\n')
-        (package / "entry.py").write_text(
-            "from gpt2tree import ops as operators\n"
-            "def f():\n    from gpt2tree.parts import Here\n"
-            "def g():\n    from gpt2tree.more import (\n        Absent,\n    )\n"
-            "def h():\n    try:\n        from gpt2tree.kernels import x\n"
-            "    except ImportError:\n        import liger_kernel\n"
-        )
-        (package / "more.py").write_text("from gpt2tree.parts import Absent\n")
-        monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.setattr(model_code, "_PACKAGES", {"gpt2tree"})
-        from gpt2tree.parts import Here
-
-        files = model_files(["gpt2tree.entry"], {Here})
-        assert sorted(files) == [f"gpt2tree_{name}.py" for name in ("entry", "ops", "parts")]
-        assert files["gpt2tree_ops.py"].endswith(
-            'NAME = "export_" + __name__.encode().hex() + "::op"\n'
-        )
-        assert files["gpt2tree_entry.py"] == (
-            "from .gpt2tree_ops import __name__ as _\n"
-            "from . import gpt2tree_ops as operators\n"
-            "def f():\n    from .gpt2tree_parts import Here\n"
-            "def g():\n    raise ImportError\n"
-            "def h():\n    try:\n        raise ImportError\n"
-            "    except ImportError:\n        raise ImportError\n"
-        )
-        (package / "ops.py").write_text("import triton\n")
-        with pytest.raises(AssertionError, match=r"gpt2tree.ops requires \{'triton'\}"):
-            model_files(["gpt2tree.entry"], {Here})
-
-
 def test_the_tokenizer_of_transformers_cuts_as_ours_does(
     configure: Configure,
     finished: Finished,
@@ -276,18 +212,6 @@ class TestRefusals:
             find_finished(str(run.path), tmp_path)
         assert error.value.codes == ["run.not-found"]
 
-    def test_damaged_weights(
-        self, configure: Configure, finished: Finished, tmp_path: Path
-    ) -> None:
-        run = finished(configure())
-        data = bytearray(run.weights.read_bytes())
-        data[-1] ^= 1
-        run.weights.write_bytes(data)
-        with pytest.raises(PreflightError) as error:
-            export(run, tmp_path / "out", tmp_path)
-        assert error.value.codes == ["weights.damaged"] and error.value.exit_code == 3
-        assert not (tmp_path / "out").exists()
-
     def test_a_folder_with_other_content(
         self,
         configure: Configure,
@@ -336,82 +260,28 @@ class TestRefusals:
         with pytest.raises(PreflightError) as caught:
             load_run(one.path)
         assert caught.value.codes == ["weights.shape-mismatch"]
+        # The digest is that of the manifest.
+        with pytest.raises(PreflightError) as caught:
+            export(one, tmp_path / "out", tmp_path)
+        assert caught.value.codes == ["weights.damaged"] and caught.value.exit_code == 3
+        assert not (tmp_path / "out").exists()
         one.weights.unlink()
         with pytest.raises(PreflightError) as caught:
             load_run(one.path)
         assert caught.value.codes == ["weights.damaged"]
-
-    def test_a_folder_of_transformers_is_not_a_run(self, saved_gpt2: Path) -> None:
-        with pytest.raises(ConfigError) as caught:
-            load_run(saved_gpt2)
-        assert caught.value.codes == ["run.damaged"]
-
-
-class TestNamesOfRuns:
-    """RUN= is a directory or a name of the plan that matches exactly one run."""
-
-    @pytest.fixture
-    def planned(self, tmp_path: Path) -> Path:
-        symbols = {"RA_MLA_ABLATION_MODE": True, "DEVICE_CPU": True, "N_EMBD": 96, "N_HEAD": 2}
-        symbols |= {"MODEL_SIZE_CUSTOM": True, "TOKENIZER_BYTE": True}
-        return write_build(tmp_path, symbols)
-
-    @pytest.mark.parametrize("name", ["ra", "5", "ratio/05-ra", "ratio/05-ra s1", "ra-s1-*"])
-    def test_a_name_as_the_plan_prints_it(self, planned: Path, name: str) -> None:
-        with pytest.raises(ConfigError) as error:
-            find_finished(name, planned)
-        assert error.value.codes == ["run.not-found"]
-        assert error.value.problems[0].where.startswith(f"{planned}/results/ratio/ra-s1-")
-
-    def test_a_seed(self, planned: Path) -> None:
-        with pytest.raises(ConfigError, match="/ra-s2-"):
-            find_finished("ra", planned, RunLookup(seeds="2"))
-        with pytest.raises(
-            ConfigError, match="'ra' matches 2 runs: ratio/05-ra s1, ratio/05-ra s2"
-        ):
-            find_finished("ra", planned, RunLookup(seeds="1,2"))
-
-    def test_none(self, planned: Path) -> None:
-        with pytest.raises(ConfigError, match="'rope' .* ratio ") as error:
-            find_finished("rope", planned)
-        assert error.value.codes == ["run.not-found"]
+        one.resolved_config.unlink()
+        with pytest.raises(ConfigError) as missing:
+            load_run(one.path)
+        assert missing.value.codes == ["run.damaged"]
 
 
-OWN_CODE: dict[str, dict[str, Any]] = {
-    "sliding": {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_WINDOW": 7},
-    "everything": {
-        "ATTENTION_PROJECTION_LATENT": True,
-        "RECIPROCAL": True,
-        "RECIPROCAL_WINDOW": 5,
-        "RA_CROSS_TOKEN": True,
-        "MLP_ATTN_GATE": True,
-        "MLP_CROSS_TOKEN": True,
-        "MLP_LATENT": True,
-    },
-    "nsa": {"ATTENTION_PATTERN_NSA": True, "ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2}
-    | {"NSA_COMPRESS_BLOCK": 8, "NSA_COMPRESS_STRIDE": 4, "NSA_SELECT_BLOCK": 8}
-    | {"NSA_SELECT_COUNT": 3, "NSA_WINDOW": 9},
-}
-
-
-@pytest.fixture(scope="module", params=OWN_CODE)
-def exported(
-    request: pytest.FixtureRequest, configure: Configure, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, GPT, Path]:
-    """Export a model that transformers lacks; return its name, ours, and its folder."""
-    folder = tmp_path_factory.mktemp(request.param)
-    config = configure(**OWN_CODE[request.param])
-    export(write_finished(config, folder / "run"), folder / "out", folder)
-    return request.param, ours(config), folder / "out"
-
-
-def test_a_model_that_transformers_lacks_has_its_code(exported: tuple[str, GPT, Path]) -> None:
-    name, model, folder = exported
-    theirs, ids_BT = own_code(folder), torch.arange(2 * 80).reshape(2, 80) % 257
+def test_a_model_that_transformers_lacks_has_its_code(exported: Exported) -> None:
+    name, model, folder = exported.name, exported.ours, exported.folder
+    ids_BT = torch.arange(2 * 80).reshape(2, 80) % 257
     with torch.no_grad():
         expected = model(ids_BT)
         for cached in (False, True):
-            found = theirs(input_ids=ids_BT, use_cache=cached).logits
+            found = exported.theirs(input_ids=ids_BT, use_cache=cached).logits
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert torch.equal(load_run(folder)(ids_BT), model(ids_BT))
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
@@ -434,10 +304,10 @@ def test_a_model_that_transformers_lacks_has_its_code(exported: tuple[str, GPT, 
 
 
 @pytest.mark.parametrize("exported", ["sliding"], indirect=True)
-def test_the_byte_tokenizer_and_the_card(exported: tuple[str, GPT, Path]) -> None:
+def test_the_byte_tokenizer_and_the_card(exported: Exported) -> None:
     from transformers import AutoTokenizer
 
-    folder = exported[2]
+    folder = exported.folder
     theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     text = (ROOT / "README.md").read_text()[:500] + " naïve — 東京 🙂\n\n\t don't  stop\x00\x7f"
     assert theirs(text)["input_ids"] == list(text.encode())

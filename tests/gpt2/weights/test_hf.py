@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,21 +13,21 @@ import torch.nn.functional as F
 
 from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
-from gpt2.mlp.options import ACTIVATIONS, GeluExactOptions
+from gpt2.mlp.options import ACTIVATIONS
 from gpt2.model import GPT
 from gpt2.running import preflight
 from gpt2.weights import hf, source
 from gpt2.weights.convert import load_initial_weights
-from gpt2.weights.match import hf_mismatches
 from lib.errors import ConfigError, PreflightError, RunError
 from lib.files import sha256_file
 from lib.runs.code import run_drift
 from lib.runs.record import RunRecord
-from tests.gpt2.builders import make_activation, make_model_config
+from tests.gpt2.builders import make_activation
 from tests.gpt2.weights.conftest import random_gpt2
 
 Configure = Callable[..., Config]
 HERE = {"INIT_FROM": "hf:./theirs"}
+ADDED = {"RA_CROSS_TOKEN": True, "MLP_CROSS_TOKEN": True}
 
 
 def drawn(config: Config, seed: int = 3) -> GPT:
@@ -51,22 +50,6 @@ def tokens(config: Config) -> torch.Tensor:
     shape = config.model.shape
     generator = torch.Generator().manual_seed(1)
     return torch.randint(shape.vocab_size, (2, shape.block_size), generator=generator)
-
-
-class UnknownToTransformers(GeluExactOptions):
-    """Activation that transformers' GPT-2 lacks."""
-
-    name = "unknown"
-    hf_names = ()
-
-
-def test_an_activation_that_transformers_lacks_is_refused() -> None:
-    model = make_model_config()
-    model = replace(model, mlp=replace(model.mlp, activation=UnknownToTransformers()))
-    assert hf.unsupported_components(model) == ["unknown"]
-    theirs = hf.with_defaults(hf.config_json(make_model_config(), end_of_text=0))
-    (mismatch,) = hf_mismatches(model, theirs)
-    assert mismatch.startswith("ACTIVATION: unknown ")
 
 
 class TestTheSameFunction:
@@ -103,38 +86,26 @@ class TestTheSameFunction:
             torch.testing.assert_close(parameter.grad[: len(found)], found, rtol=1e-9, atol=1e-11)
         assert not model.wte.weight[257:].any()
 
-    def test_files_as_they_were_first_published(self, configure: Configure, folder: Path) -> None:
-        """Load files without a prefix, with causal masks and an explicit head."""
-        config = configure(**HERE)
-        expected = loaded(config, folder.parent)(tokens(config))
-        weights = safetensors.torch.load_file(folder / source.WEIGHTS_FILE)
-        plain = {name.removeprefix("transformer."): w for name, w in weights.items()}
-        plain |= {f"h.{i}.attn.bias": torch.ones(1, 1, 80, 80).tril() for i in range(3)}
-        plain |= {"lm_head.weight": plain["wte.weight"].clone()}
-        safetensors.torch.save_file(plain, folder / source.WEIGHTS_FILE)
-
-        assert torch.equal(loaded(config, folder.parent)(tokens(config)), expected)
-
-    def test_weights_in_several_files(self, configure: Configure, tmp_path: Path) -> None:
-        theirs = random_gpt2()
-        theirs.save_pretrained(tmp_path / "theirs", max_shard_size="40KB")
-        assert len(list((tmp_path / "theirs").glob("model-*.safetensors"))) > 1
-        config = configure(**HERE)
-
+    @pytest.mark.parametrize("form", ["published", "sharded", "bf16"])
+    def test_files_of_any_form(self, configure: Configure, tmp_path: Path, form: str) -> None:
+        """Without a prefix, with causal masks and an explicit head; several files; half precision."""
+        theirs, config = random_gpt2(), configure(**HERE)
+        folder = tmp_path / "theirs"
+        if form == "bf16":
+            theirs = theirs.to(torch.bfloat16)
+        theirs.save_pretrained(folder, max_shard_size="40KB" if form == "sharded" else "1GB")
+        assert (len(list(folder.glob("model-*.safetensors"))) > 1) == (form == "sharded")
+        if form == "published":
+            weights = safetensors.torch.load_file(folder / source.WEIGHTS_FILE)
+            plain = {name.removeprefix("transformer."): w for name, w in weights.items()}
+            plain |= {f"h.{i}.attn.bias": torch.ones(1, 1, 80, 80).tril() for i in range(3)}
+            plain |= {"lm_head.weight": plain["wte.weight"].clone()}
+            safetensors.torch.save_file(plain, folder / source.WEIGHTS_FILE)
         model = loaded(config, tmp_path)
-
-        expected = theirs(input_ids=tokens(config)).logits
+        # Without rounding.
+        expected = theirs.float()(input_ids=tokens(config)).logits
         torch.testing.assert_close(model(tokens(config)), expected, rtol=1e-5, atol=1e-5)
-
-    def test_half_precision_is_read_without_rounding(
-        self, configure: Configure, tmp_path: Path
-    ) -> None:
-        random_gpt2().to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
-        model = loaded(configure(**HERE), tmp_path)
-        stored = safetensors.torch.load_file(tmp_path / "theirs" / source.WEIGHTS_FILE)
-
-        assert model.wpe.weight.dtype == torch.float32
-        assert torch.equal(model.wpe.weight, stored["transformer.wpe.weight"].float())
+        assert torch.equal(model.wpe.weight, theirs.transformer.wpe.weight)
 
 
 @pytest.mark.parametrize(
@@ -162,31 +133,22 @@ def test_the_four_sizes_have_the_shapes_of_transformers(
     assert sum(p.numel() for p in theirs.parameters()) == parameters
 
 
-class TestMechanisms:
-    """Parameters that GPT-2 lacks keep their initial values and are logged."""
-
-    ADDED: ClassVar = {"RA_CROSS_TOKEN": True, "MLP_CROSS_TOKEN": True}
-
-    def test_they_keep_their_values_and_are_named(self, configure: Configure, folder: Path) -> None:
-        config, plain = configure(**HERE, **self.ADDED), configure(**HERE)
-        lines: list[str] = []
-        model = loaded(config, folder.parent, lines)
-        before = dict(drawn(config).named_parameters())
-        expected = dict(loaded(plain, folder.parent).named_parameters())
-
-        own = before.keys() - expected.keys()
-        assert own
-        for name, parameter in model.named_parameters():
-            assert torch.equal(parameter, before[name] if name in own else expected[name]), name
-        (line,) = lines
-        assert line.startswith("INIT hf:./theirs: ") and str(folder) in line
-        assert line.endswith(f"{len(own)} tensors of mlp_cross_token, ra_cross_token")
-
-    def test_those_without_parameters_take_all(self, configure: Configure, folder: Path) -> None:
-        parts = {"RECIPROCAL": True, "ATTENTION_PATTERN_SLIDING": True}
-        lines: list[str] = []
-        loaded(configure(**HERE, **parts), folder.parent, lines)
-        assert [line.rpartition(" ")[2] for line in lines] == [str(folder)]
+@pytest.mark.parametrize("parts", [ADDED, {"RECIPROCAL": True, "ATTENTION_PATTERN_SLIDING": True}])
+def test_parameters_that_gpt2_lacks_keep_their_values_and_are_named(
+    configure: Configure, folder: Path, parts: dict[str, bool]
+) -> None:
+    config, plain = configure(**HERE, **parts), configure(**HERE)
+    lines: list[str] = []
+    model = loaded(config, folder.parent, lines)
+    before = dict(drawn(config).named_parameters())
+    expected = dict(loaded(plain, folder.parent).named_parameters())
+    own = before.keys() - expected.keys()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name] if name in own else expected[name]), name
+    (line,) = lines
+    named = f"; randomly initialized: {len(own)} tensors of mlp_cross_token, ra_cross_token"
+    assert line.startswith("INIT hf:./theirs: ") and bool(own) == (parts is ADDED)
+    assert line.endswith(f"{folder}{named if own else ''}")
 
 
 class TestWhatDoesNotFit:
@@ -219,21 +181,15 @@ class TestWhatDoesNotFit:
         assert "INIT_FROM" in error.value.problems[-1].next
         assert {path.name for path in folder.parent.iterdir()} == {"theirs"}
 
-    def test_rotary_positions_have_no_table_to_fill(
-        self, configure: Configure, folder: Path
-    ) -> None:
-        with pytest.raises(ConfigError, match="POSITIONS: rope .*learned") as caught:
-            preflight.check_weights([configure(**HERE, POSITIONS_ROPE=True)], folder.parent)
-        assert caught.value.codes == ["weights.config-mismatch"]
-
     def test_a_variant_of_gpt2_is_refused(self, configure: Configure, tmp_path: Path) -> None:
         random_gpt2(scale_attn_by_inverse_layer_idx=True, layer_norm_epsilon=1e-6).save_pretrained(
             tmp_path / "theirs"
         )
         with pytest.raises(ConfigError) as caught:
-            preflight.check_weights([configure(**HERE)], tmp_path)
-        assert caught.value.codes == ["weights.config-mismatch"] * 2
+            preflight.check_weights([configure(**HERE, POSITIONS_ROPE=True)], tmp_path)
+        assert caught.value.codes == ["weights.config-mismatch"] * 3
         assert re.search("layer_norm_epsilon.*1e-05.*1e-06", str(caught.value))
+        assert re.search("POSITIONS: rope .*learned", str(caught.value))
         assert "scale_attn_by_inverse_layer_idx" in str(caught.value)
 
     def test_biases_are_not_dropped(self, configure: Configure, folder: Path) -> None:
@@ -261,6 +217,9 @@ def assert_untouched(model: GPT, config: Config) -> None:
         assert torch.equal(parameter, expected[name]), name
 
 
+DAMAGED = "weights.damaged"
+
+
 class TestDamagedFolders:
     """Missing and damaged files are distinguished; the exit code is 3."""
 
@@ -272,21 +231,24 @@ class TestDamagedFolders:
         assert error.value.codes == [code]
         return str(error.value)
 
-    def test_absent(self, configure: Configure, tmp_path: Path) -> None:
-        text = self.refused(configure(**HERE), tmp_path, "weights.missing")
-        assert "theirs/config.json: " in text and "hf:PATH" in text
-
-    def test_pickled_weights_only(self, configure: Configure, folder: Path) -> None:
-        (folder / source.WEIGHTS_FILE).rename(folder / "pytorch_model.bin")
-        text = self.refused(configure(**HERE), folder.parent, "weights.missing")
-        assert "model.safetensors: " in text
-
-    @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-    def test_torn(self, configure: Configure, folder: Path, name: str) -> None:
-        data = (folder / name).read_bytes()
-        (folder / name).write_bytes(data[: len(data) // 2])
-        text = self.refused(configure(**HERE), folder.parent, "weights.damaged")
-        assert f"{name}: " in text
+    @pytest.mark.parametrize(
+        ("name", "change", "code"),
+        [
+            ("config.json", lambda path: path.unlink(), "weights.missing"),
+            # Pickled weights only.
+            ("model.safetensors", lambda path: path.rename(f"{path}.bin"), "weights.missing"),
+            ("config.json", lambda path: path.write_bytes(path.read_bytes()[:99]), DAMAGED),
+            ("config.json", lambda path: path.write_text("[]"), DAMAGED),
+            ("model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:999]), DAMAGED),
+            ("model.safetensors", lambda path: path.write_bytes(b""), DAMAGED),
+        ],
+    )
+    def test_missing_and_damaged_files(
+        self, configure: Configure, folder: Path, name: str, change: Callable, code: str
+    ) -> None:
+        change(folder / name)
+        text = self.refused(configure(**HERE), folder.parent, code)
+        assert f"theirs/{name}: " in text and ("hf:PATH" in text) == (code == "weights.missing")
 
     def test_tensors_of_another_model(self, configure: Configure, folder: Path) -> None:
         weights = safetensors.torch.load_file(folder / source.WEIGHTS_FILE)
@@ -396,13 +358,3 @@ class TestIdentity:
             prepare_dataset(config.data, train.build_dir)
             losses[name] = train(config, name=name).rows("train")[0]["loss"]
         assert losses["loaded"] != losses["drawn"]
-
-
-def test_errors_are_the_users(configure: Configure, tmp_path: Path) -> None:
-    """A config.json without settings is reported, without a traceback."""
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "config.json").write_text("[]")
-    (tmp_path / "theirs" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(PreflightError) as caught:
-        preflight.check_weights([configure(**HERE)], tmp_path)
-    assert caught.value.codes == ["weights.damaged"]
