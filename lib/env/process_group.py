@@ -113,10 +113,12 @@ class ProcessGroup:
         return flag if self.size == 1 else bool(self.gather(torch.tensor(flag)).any())
 
     def gather_text(self, text: str) -> list[str]:
-        texts = [text] * self.size
-        if self.size > 1:
-            dist.all_gather_object(texts, text)
-        return texts
+        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        sizes = self.gather(torch.tensor(data.numel())).tolist()
+        row = torch.zeros(max(sizes), dtype=torch.uint8)
+        row[: data.numel()] = data
+        rows = self.gather(row)
+        return [bytes(r[:n].tolist()).decode() for r, n in zip(rows, sizes, strict=True)]
 
     def barrier(self) -> None:
         self.add(torch.zeros(()))
