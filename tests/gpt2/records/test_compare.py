@@ -1,4 +1,4 @@
-"""Comparison of runs by their configuration symbols."""
+"""Comparison of runs by their configuration symbols, and the symbols that a study declares."""
 
 import json
 import re
@@ -6,21 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.records.compare import compare, declared_axes, symbol_names
+from gpt2.records.compare import chosen_runs, compare, declared_axes, symbol_names, whole_study
 from gpt2.records.files import write_resolved_config
 from gpt2.study.arguments import RunLookup
 from gpt2.study.plan import Plan, config_layers, make_plan
 from gpt2.study.resolve import resolve_config
+from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
+from lib.project import ROOT
+from lib.report.run_facts import differing_settings
 from lib.runs.identity import flatten_identity
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.integration.conftest import SMALL
 from tests.lib.fabricated import MANIFEST, reseal, write_run
+
+STUDIES = ["gpt2-ratio-ablation", "gpt2-mechanisms", "test-matrix-optimizers"]
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +37,9 @@ def tree():
 def made(tree, tmp_path):
     """A finished run of the small configuration with some symbols changed."""
 
-    def make(name, manifest=MANIFEST, final=None, **settings: SymbolValue):
+    def make(name, manifest=MANIFEST, **settings: SymbolValue):
         config = resolve_config(tree, [ConfigLayer.of("test", "test", {**SMALL, **settings})])
-        run = write_run(tmp_path / name, manifest=manifest, final=final)
+        run = write_run(tmp_path / name, manifest=manifest)
         write_resolved_config(run, config)
         reseal(run)
         return str(run.path)
@@ -42,24 +47,28 @@ def made(tree, tmp_path):
     return make
 
 
+def without_symbol(path, name):
+    """Rewrite the record of a run as if this symbol did not exist then."""
+    run = RunDir(Path(path))
+    record = json.loads(run.resolved_config.read_text())
+    del record["symbols"][name]
+    run.resolved_config.write_text(json.dumps(record))
+    reseal(run)
+
+
+def fields_of(reasons):
+    return {reason.partition(":")[0] for reason in reasons}
+
+
 def test_every_setting_has_a_symbol(tree):
-    config = resolve_config(
-        tree,
-        [
-            ConfigLayer.of(
-                "test",
-                "test",
-                {**SMALL, "RECIPROCAL": True, "MLP_ATTN_GATE": True, "PRUNING_MAGNITUDE": True},
-            )
-        ],
-    )
+    parts = {"RECIPROCAL": True, "MLP_ATTN_GATE": True, "PRUNING_MAGNITUDE": True}
+    config = resolve_config(tree, [ConfigLayer.of("test", "test", {**SMALL, **parts})])
     # As stored in a file, where a tuple is a list.
     paths = flatten_identity(json.loads(json.dumps(config.identity())))
     names = symbol_names(config)
     # The vocabulary follows from the tokenizer.
     assert set(paths) - set(names) == {"model.shape.vocab_size"}
-    symbols = {symbol.name for symbol in tree.symbols()}
-    assert set(names.values()) <= symbols
+    assert set(names.values()) <= {symbol.name for symbol in tree.symbols()}
     assert names["model.attention.terms.reciprocal"] == "RECIPROCAL"
     assert names["pruning"] == "PRUNING" and names["optimizer.beta2"] == "ADAM_BETA2"
 
@@ -67,11 +76,8 @@ def test_every_setting_has_a_symbol(tree):
 @pytest.mark.parametrize(
     ("settings", "symbol"),
     [
-        ({"COMPILE": True}, "COMPILE"),
         ({"WEIGHT_DECAY": "0.2"}, "WEIGHT_DECAY"),
         ({"ATTENTION_BACKEND_MATH": True}, "ATTENTION_BACKEND"),
-        ({"CPU_THREADS": 2}, "CPU_THREADS"),
-        ({"DROPOUT": "0.2"}, "DROPOUT"),
         ({"OPTIMIZER_SGD": True}, "OPTIMIZER"),
         ({"RECIPROCAL": True}, "RECIPROCAL"),
     ],
@@ -83,6 +89,12 @@ def test_one_knob_is_one_symbol(made, settings, symbol, tmp_path):
     assert [re.match(r"\w+", reason)[0] for reason in refused["reasons"]] == [symbol]
     assert compare(a, b, tmp_path, axis=symbol)["verdict"] == "COMPARED"
     assert compare(a, b, tmp_path, label_by=symbol)["labels"] == refused["reasons"]
+    # A second knob is not overlooked, also in runs of code that is gone, which have paths only.
+    c = made("c", **settings, DROPOUT="0.2")
+    assert compare(a, c, tmp_path, axis=symbol)["reasons"] == ["DROPOUT: 0.1, 0.2"]
+    for path in (b, c):
+        without_symbol(path, "N_LAYER")
+    assert compare(b, c, tmp_path)["reasons"] == ["model.shape.dropout: 0.1, 0.2"]
 
 
 @pytest.fixture
@@ -100,28 +112,18 @@ def study(tmp_path):
 
 def test_steps_of_a_study_may_differ_in_what_they_set(study, capsys):
     compared = compare("ra", "baseline", study, lookup=RunLookup(seeds="2"))
-    assert compared["verdict"] == "COMPARED"
-    assert {axis.partition(":")[0] for axis in compared["axis"]} >= {"RECIPROCAL"}
+    assert compared["verdict"] == "COMPARED" and "RECIPROCAL" in fields_of(compared["axis"])
     runs = [str(path) for path in sorted((study / "results/ratio").glob("*-s[12]-*"))]
     # Other seeds are a difference that no step declares.
-    refused = compare(runs[0], runs[3], study)
-    assert [reason.partition(":")[0] for reason in refused["reasons"]] == ["SEED"]
+    assert fields_of(compare(runs[0], runs[3], study)["reasons"]) == {"SEED"}
     # Also if a symbol was added since.
-    file = f"{runs[0]}/resolved_config.yaml"
-    with open(file) as stream:
-        record = json.load(stream)
-    del record["symbols"]["JOBS"]
-    with open(file, "w") as stream:
-        json.dump(record, stream)
-    reseal(RunDir(Path(runs[0])))
+    without_symbol(runs[0], "JOBS")
     assert compare(runs[0], runs[2], study)["verdict"] == "COMPARED"
     assert "NOTE" not in capsys.readouterr().err
     # Without the configuration of the study, nothing is declared.
     assert compare(runs[0], runs[2], study / "elsewhere")["verdict"] == "NOT COMPARABLE"
     assert "NOTE    ratio is not the study of .config" in capsys.readouterr().err
-
-
-def test_settings_on_top_select_other_runs(study):
+    # Settings on top select other runs.
     settings = (ConfigLayer.of("command line", "SET", {"LEARNING_RATE": "1e-2"}),)
     with pytest.raises(ConfigError) as caught:
         compare("ra", "baseline", study, lookup=RunLookup(seeds="2", settings=settings))
@@ -131,48 +133,32 @@ def test_settings_on_top_select_other_runs(study):
 def test_accumulation_follows_from_the_number_of_gpus(made, tmp_path):
     a = made("a", GLOBAL_BATCH=8, BATCH_SIZE=2, GRAD_ACCUMULATION=4)
     b = made("b", GLOBAL_BATCH=8, BATCH_SIZE=2, GRAD_ACCUMULATION=2, GPUS=2)
-    refused = compare(a, b, tmp_path)
-    assert [reason.partition(":")[0] for reason in refused["reasons"]] == ["GPUS"]
     c = made("c", GLOBAL_BATCH=4, BATCH_SIZE=2, GRAD_ACCUMULATION=2)
-    refused = compare(a, c, tmp_path)
-    assert {reason.partition(":")[0] for reason in refused["reasons"]} == {
-        "GLOBAL_BATCH",
-        "GRAD_ACCUMULATION",
-    }
+    assert fields_of(compare(a, b, tmp_path)["reasons"]) == {"GPUS"}
+    changed = {"GLOBAL_BATCH", "GRAD_ACCUMULATION"}
+    assert fields_of(compare(a, c, tmp_path)["reasons"]) == changed
 
 
-def test_a_second_knob_is_not_overlooked(made, tmp_path):
-    a, b = made("a"), made("b", COMPILE=True, DROPOUT="0.2")
-    refused = compare(a, b, tmp_path, axis="COMPILE")
-    assert refused["reasons"] == ["DROPOUT: 0.1, 0.2"]
-
-
-def test_runs_of_code_that_is_gone_are_compared_by_paths(made, tmp_path):
-    a, b = made("a"), made("b", DROPOUT="0.2")
-    for path in (a, b):
-        file = f"{path}/resolved_config.yaml"
-        with open(file) as stream:
-            record = json.load(stream)
-        del record["symbols"]["N_LAYER"]
-        with open(file, "w") as stream:
-            json.dump(record, stream)
-        reseal(RunDir(Path(path)))
-    assert compare(a, b, tmp_path)["reasons"] == ["model.shape.dropout: 0.1, 0.2"]
-
-
-def test_both_runs_are_required(made, tmp_path):
-    with pytest.raises(ConfigError) as caught:
-        compare(made("a"), "", tmp_path)
-    assert caught.value.codes == ["usage.missing-argument"]
-    assert caught.value.problems[0].where == "B"
-
-
-def test_a_run_that_does_not_exist_is_reported_by_its_variable(made, tmp_path):
+@pytest.mark.parametrize(
+    ("b", "code"), [("", "usage.missing-argument"), ("no-such-run", "run.not-found")]
+)
+def test_a_run_that_does_not_exist_is_reported_by_its_variable(made, tmp_path, b, code):
     folder = write_build(tmp_path / "build", SMALL)
     with pytest.raises(ConfigError) as caught:
-        compare(made("a"), "no-such-run", folder)
-    assert caught.value.codes == ["run.not-found"]
-    assert caught.value.problems[0].where == "B"
+        compare(made("a"), b, folder)
+    assert caught.value.codes == [code] and caught.value.problems[0].where == "B"
+
+
+def test_a_name_without_a_finished_run_is_an_error(tmp_path):
+    plan = make_plan(defconfig_layers(ROOT, "gpt2-ratio-small"), tmp_path, steps="0,5")
+    for named, code in (
+        ("", "run.not-finished"),
+        ("none", "run.not-found"),
+        ("ra", "run.not-found"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            chosen_runs(plan, plan, named)
+        assert caught.value.codes == [code] and (named or "ratio") in str(caught.value)
 
 
 def test_an_unknown_axis_is_an_error(made, tmp_path):
@@ -183,3 +169,24 @@ def test_an_unknown_axis_is_an_error(made, tmp_path):
     assert caught.value.codes == ["usage.unknown-field"]
     assert caught.value.problems[0].where == "AXIS"
     assert declared_axes(plan, runs, "DROPOUT") == {runs[0].run.path: {"DROPOUT"}}
+
+
+# What a study declares.
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_steps_of_a_study_differ_in_what_they_declare(name: str, tmp_path: Path) -> None:
+    study = whole_study(make_plan(defconfig_layers(ROOT, name), tmp_path))
+    axes = declared_axes(study, [RunRecord(RunDir(run.path)) for run in study.runs], "")
+    assert len(study.runs) > 2
+    first = study.runs[0]
+    for run in study.runs[1:]:
+        names = symbol_names(first.config) | symbol_names(run.config)
+        settings = (flatten_identity(each.config.identity()) for each in (first, run))
+        found = {names[path] for path in differing_settings(*settings)}
+        assert found and found <= axes[first.path] | axes[run.path], run.label
+    if name == STUDIES[0]:
+        # What the steps below it change; a choice, not the member that the step sets.
+        last = next(axes[run.path] for run in study.runs if run.variant.number == 7)
+        assert {"RECIPROCAL", "MLP_SIZING", "MLP_ATTN_GATE", "MLP_CROSS_TOKEN"} <= last
+        assert not last & {"MLP_SIZING_RATIO", "BATCH_SIZE", "COMPILE", "LEARNING_RATE"}

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ HOSTILE = "x\x1b]0;t\x07\x1b[31mred\u202eevil\u2066\u200f\x9b2J\r\x85\u2028\nFOR
 FORBIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 )
-SEEDS = "1-3"
 STUDY = ("--steps", "STEPS", "--seeds", "SEEDS")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "plan": ("plan", *STUDY),
@@ -38,11 +38,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "report": ("report", *STUDY),
     "verdicts": ("verdicts", *STUDY),
     "audit": ("audit", "--runs", "*"),
+    "audit as JSON": ("audit", "--runs", "*", "--json"),
     "verify-results": ("verify-results", *STUDY),
     "compare": ("compare", "A", "B"),
     "why": ("why", "DROPOUT", "--run", "A"),
 }
-WITHOUT_JSON = ("one-line",)
 
 
 def leaves(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -61,7 +61,7 @@ TEXTS = {"metrics": "eval", "per_query": "corpus/text-003", "timing": "written_a
 
 def plant(run: RunDir, name: str, place: tuple[Any, ...]) -> None:
     """Write the hostile string into a file of a run; the manifest has the digest of the new file."""
-    path = path_of(run, name)
+    path: Path = attrgetter(name)(run)
     if place:
         document = target = json.loads(path.read_text(encoding="utf-8"))
         for key in place[:-1]:
@@ -75,33 +75,6 @@ def plant(run: RunDir, name: str, place: tuple[Any, ...]) -> None:
     if name != "manifest":
         record = json.loads(run.manifest.read_text(encoding="utf-8"))
         seal(run, {key: value for key, value in record.items() if key != "artifacts"})
-
-
-def plant_in_turns(runs: list[RunDir]) -> None:
-    """Write the hostile string into each run, each time at another place."""
-    places: list[tuple[str, tuple[Any, ...]]] = []
-    for name in ("manifest", "summary", "status", "resolved_config"):
-        document = json.loads(path_of(runs[0], name).read_text(encoding="utf-8"))
-        places += [(name, place) for place in leaves(document)]
-    places += [(name, ()) for name in (*TEXTS, "sample", "logs")]
-    for i, run in enumerate(runs):
-        plant(run, *places[i * len(places) // len(runs)])
-
-
-def path_of(run: RunDir, name: str) -> Path:
-    """Return the file of a run by a short name."""
-    paths: dict[str, Path] = {
-        "manifest": run.manifest,
-        "summary": run.summary,
-        "status": run.status,
-        "resolved_config": run.resolved_config,
-        "metrics": run.metrics,
-        "per_query": run.per_query,
-        "timing": run.timing,
-        "sample": run.sample,
-        "logs": run.logs,
-    }
-    return paths[name]
 
 
 def written_study(folder: Path, steps: str, seeds: str, **settings: SymbolValue) -> list[RunDir]:
@@ -118,64 +91,48 @@ def written_study(folder: Path, steps: str, seeds: str, **settings: SymbolValue)
     return [RunDir(run.path) for run in plan.runs]
 
 
-@pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a build folder with a study whose runs have one hostile string each."""
+@pytest.fixture(scope="module", params=["0-8", "0"])
+def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a build folder whose runs have a hostile string each, each at another place.
+
+    Of many texts, a command lists the first ones: a second folder has three runs.
+    """
     folder = tmp_path_factory.mktemp("hostile") / "build"
-    runs = written_study(folder, "all", SEEDS)
-    plant_in_turns(runs)
+    runs = written_study(folder, request.param, "1-3")
+    places: list[tuple[str, tuple[Any, ...]]] = [
+        ("manifest", ("origin", "torch")),
+        ("status", (HOSTILE,)),
+        ("summary", ("final", "sparsity_by_layer", HOSTILE)),
+    ]
+    if request.param != "0":
+        places = [(name, ()) for name in (*TEXTS, "sample", "logs")]
+        for name in ("manifest", "summary", "status", "resolved_config"):
+            document = json.loads(attrgetter(name)(runs[0]).read_text(encoding="utf-8"))
+            places += [(name, place) for place in leaves(document)]
+    for i, run in enumerate(runs):
+        plant(run, *places[i * len(places) // len(runs)])
     shutil.copytree(runs[0].path, runs[0].path.with_name(f"{HOSTILE}-s1-0123abcd"))
     return folder
 
 
-class Commands:
-    """The commands on a build folder."""
-
-    def __init__(self, server: CommandServer, folder: Path, scratch: Path) -> None:
-        self._server, self._folder, self._scratch = server, folder, scratch
-
-    def check(self, name: str, steps: str, seeds: str, *options: str) -> str:
-        """Run a command; assert that it ends as documented and prints no control character."""
-        script, *words = COMMANDS[name]
-        runs = sorted((self._folder / "results").glob("*/*-s1-*"))
-        values = {"STEPS": steps, "SEEDS": seeds, "A": str(runs[0]), "B": str(runs[-1])}
-        command = [*words_of(script), *(values.get(w, w) for w in words)]
-        command += [*options, "-O", str(self._folder)]
-        code, out, err = self._server.run(command, os.environ, self._scratch, self._folder)
-        assert "Traceback" not in err and code in (0, 1, 2, 4, 6), err
-        for text in (out, err):
-            assert [line for line in text.splitlines() if FORBIDDEN.search(line)] == []
-            assert re.findall(r"^FORGED.*", text, re.MULTILINE) == []
-        return out
-
-
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_command_prints_a_control_character_of_a_run(
+def test_no_command_prints_a_control_character_or_a_line_of_a_run(
     name: str, build: Path, server: CommandServer, tmp_path: Path
 ) -> None:
-    commands = Commands(server, build, tmp_path)
-    commands.check(name, "all", SEEDS)
-    if name not in WITHOUT_JSON:
-        json.loads(commands.check(name, "all", SEEDS, "--json"))
-    if name == "report":
+    """And ends as documented."""
+    runs = sorted((build / "results").glob("*/*-s1-*"))
+    is_small = len(runs) < 5
+    values = {"STEPS": "0" if is_small else "0-8", "SEEDS": "1-3"}
+    values |= {"A": str(runs[0]), "B": str(runs[-1])}
+    script, *words = COMMANDS[name]
+    command = [*words_of(script), *(values.get(w, w) for w in words), "-O", str(build)]
+    code, out, err = server.run(command, os.environ, tmp_path, build)
+    assert "Traceback" not in err and code in (0, 1, 2, 4, 6), err
+    for text in (out, err):
+        assert [line for line in text.splitlines() if FORBIDDEN.search(line)] == []
+        assert re.findall(r"^FORGED.*", text, re.MULTILINE) == []
+    if "JSON" in name:
+        json.loads(out)
+    if name == "report" and not is_small:
         table = (build / "results/ratio/table.md").read_text(encoding="utf-8")
         assert "\\x1b" in table and not FORBIDDEN.search(table) and "\nFORGED" not in table
-
-
-ALONE = [
-    ("manifest", ("origin", "torch")),
-    ("status", (HOSTILE,)),
-    ("summary", ("final", "sparsity_by_layer", HOSTILE)),
-]
-
-
-@pytest.mark.parametrize(("file", "place"), ALONE, ids=lambda value: str(value[-1])[:6])
-def test_a_text_of_one_run_has_no_line_of_its_own(
-    file: str, place: tuple[str, ...], server: CommandServer, tmp_path: Path
-) -> None:
-    """Of many texts, a command lists the first ones."""
-    (run,) = written_study(tmp_path / "build", "0", "1")
-    plant(run, file, place)
-    commands = Commands(server, tmp_path / "build", tmp_path)
-    for name in ("status", "report", "audit", "verify-results"):
-        commands.check(name, "0", "1")
