@@ -1,14 +1,13 @@
 """Contrasts of a study: steps against their references, and the effects of a factorial design.
 
-An effect is a mean of paired contrasts, over the pairs of cells that differ in one feature alone, or the
-squares that differ in two (docs/verdicts.md). Those that can be configured are averaged; an effect
-without any is not estimable.
+An effect is a mean of paired contrasts, over the pairs of cells that can be configured and differ in one
+feature alone, or the squares that differ in two (docs/verdicts.md).
 """
 
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lib.runs.run import OFF, ON, RunVariant
@@ -67,7 +66,7 @@ class DesignEffects:
     """The comparisons of a factorial design, which are all planned before the first run."""
 
     contrasts: list[Contrast]
-    # Name → why the cells that can be configured do not determine it.
+    # Name → how many cells are missing.
     not_estimable: dict[str, str]
     # Name → variance / variance in the design without missing cells.
     inflated: dict[str, float]
@@ -76,10 +75,10 @@ class DesignEffects:
 def contrasts_of(
     variants: Sequence[RunVariant], against: str, interactions: bool | None = None
 ) -> list[Contrast]:
-    """Return the planned comparisons of ``variants``; a parent outside the plan is left out.
+    """Return the planned comparisons of ``variants``; a control is not part of any family.
 
-    Those of a factorial design are its effects (``design_effects``). A control is not part of any family.
-    The cells of a grid that predict one text are compared with the first of them.
+    Those of a factorial design are its effects. The cells of a grid that predict one text are compared
+    with the first of them.
     """
     effects = design_effects(variants, interactions)
     if effects is not None:
@@ -114,10 +113,10 @@ def _contrasts(variants: Sequence[RunVariant], against: str) -> list[Contrast]:
 def control_contrasts(variants: Sequence[RunVariant]) -> list[Contrast]:
     """Return the comparison of each control with its parent, if the parent is planned."""
     names = {variant.slug for variant in variants}
-    controls = [variant for variant in variants if variant.is_control and variant.parent in names]
     return [
         Contrast.pair(step.slug, step.parent, AA_ROLE if step.is_aa else REPEAT_ROLE)
-        for step in controls
+        for step in variants
+        if step.is_control and step.parent in names
     ]
 
 
@@ -147,20 +146,19 @@ def design_effects(
         members += itertools.combinations(numbers, 2)
     effects = DesignEffects([], {}, {})
     for member in members:
-        letters = "".join(map(_letter, member))
+        letters = "".join(_LETTERS[i] if i < len(_LETTERS) else f"[{i + 1}]" for i in member)
         name = letters if len(member) > 1 else f"{letters} {factors[member[0]]}"
         contrast = Contrast(name, "", EFFECT, _weights(cells, member))
         if not contrast.weights:
-            effects.not_estimable[name] = _reason(factors, cells, member)
+            missing = 2 ** len(factors) - len(cells)
+            effects.not_estimable[name] = (
+                f"{missing} of {2 ** len(factors)} cells cannot be configured"
+            )
             continue
         effects.contrasts.append(contrast)
         if (growth := scale_of(contrast.weights) * 2 ** len(factors) / 4) >= _INFLATED:
             effects.inflated[name] = growth
     return effects
-
-
-def _letter(index: int) -> str:
-    return _LETTERS[index] if index < len(_LETTERS) else f"[{index + 1}]"
 
 
 def _weights(cells: Mapping[Cell, str], member: Sequence[int]) -> dict[str, float]:
@@ -173,27 +171,3 @@ def _weights(cells: Mapping[Cell, str], member: Sequence[int]) -> dict[str, floa
     used = [cell for cell, group in groups.items() if sizes[group] == 2 ** len(member)]
     signs = {cell: -1 if sum(not cell[i] for i in member) % 2 else 1 for cell in used}
     return {cells[cell]: 2 * sign / len(used) for cell, sign in signs.items()}
-
-
-def _reason(factors: Sequence[str], cells: Mapping[Cell, str], member: Sequence[int]) -> str:
-    """Return why cells are missing, with a dependency of the factors of ``member`` if any."""
-    facts = list(_dependencies(factors, cells))
-    concerned = [text for pair, text in facts if set(pair) & set(member)]
-    planned = 2 ** len(factors)
-    counted = f"{planned - len(cells)} of {planned} cells cannot be configured"
-    return next(iter([*concerned, *(text for _, text in facts)]), counted)
-
-
-def _dependencies(
-    factors: Sequence[str], cells: Mapping[Cell, str]
-) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Yield factors, and the dependency between them that the missing cells show."""
-    for i, factor in enumerate(factors):
-        if not any(cell[i] for cell in cells):
-            yield (i,), f"{factor} is never on"
-    for i, j in itertools.permutations(range(len(factors)), 2):
-        on = [cell for cell in cells if cell[i]]
-        if on and all(cell[j] for cell in on):
-            yield (i, j), f"{factors[i]} needs {factors[j]}"
-        if i < j and on and not any(cell[j] for cell in on):
-            yield (i, j), f"{factors[i]} excludes {factors[j]}"
