@@ -140,57 +140,6 @@ def differences(losses_SAN: np.ndarray, real: int, chain: bool) -> tuple[np.ndar
     return d_SCN, null_C
 
 
-class Words:
-    """Words of many studies: the rules as array operations, for contrasts of two runs."""
-
-    def __init__(
-        self,
-        d_SCN: np.ndarray,
-        variance: str = "shared",
-        band: float = 0.0,
-        alpha: float = 0.05,
-        rounding: float = 1e-5,
-        arrived_SC: np.ndarray | None = None,
-    ) -> None:
-        _, m, n = d_SCN.shape
-        if arrived_SC is None:
-            arrived_SC = np.ones(d_SCN.shape[:2], bool)
-        is_complete = arrived_SC.all()
-        self.mean = d_SCN.mean(axis=2)
-        self.sd = d_SCN.std(axis=2, ddof=1)
-        distance, margin = np.abs(self.mean), band - np.abs(self.mean)
-        judged = (np.abs(d_SCN).max(axis=2) >= rounding) & arrived_SC
-        variances = np.where(judged, self.sd**2, np.nan)
-        # Without any judged contrast there is no median.
-        known = np.where(judged.any(axis=1, keepdims=True), variances, 0)
-        live = judged & (variances > 1e-6 * np.nanmedian(known, axis=1, keepdims=True))
-        if variance == "own":
-            t = np.where(judged, distance / (self.sd / np.sqrt(n)), 0)
-            q = np.where(judged, margin / (self.sd / np.sqrt(n)), 0)
-            correct = step_down if is_complete else at_once
-            self.differs = correct(t, 2 * m, n - 1, alpha)
-            self.equal = correct(q, m, n - 1, alpha) & (band > 0)
-        else:
-            alpha /= 1 if is_complete else PART_FACTOR
-            count = live.sum(axis=1, keepdims=True)
-            mean_variance = np.where(live, variances, 0).sum(axis=1, keepdims=True)
-            mean_variance = mean_variance / np.maximum(count, 1)
-            sd = np.sqrt(np.where(live, np.maximum(variances, mean_variance), self.sd**2))
-            degrees = np.where(live, (n - 1) * 3 * count / (count + 2), n - 1)
-            own_se, se = self.sd / np.sqrt(n), sd / np.sqrt(n)
-            gate = t_isf(0.025, n - 1), t_isf(0.05, n - 1)
-            self.differs = judged & (distance >= critical(alpha / (2 * m), degrees) * se)
-            self.differs &= (distance >= gate[0] * own_se) | (count == 1)
-            self.equal = judged & (margin >= critical(alpha / m, degrees) * se) & (band > 0)
-            self.equal &= (margin >= gate[1] * own_se) | (count == 1)
-        self.half_width = t_isf(0.025, n - 1) * self.sd / np.sqrt(n)
-
-
-def at_once(t_SC: np.ndarray, tests: int, degrees: int, alpha: float) -> np.ndarray:
-    """Return the rejections of Bonferroni's correction; ``tests`` as in ``step_down``."""
-    return t_SC >= t_isf(alpha / tests, degrees)
-
-
 def arrivals(rng, studies: int, order: str, chain: bool) -> np.ndarray:
     """Return when each contrast SC has its runs, if one step of each study is trained after another.
 
@@ -212,50 +161,37 @@ def critical(p: float, degrees: np.ndarray) -> np.ndarray:
     return np.array([t_isf(p, float(v)) for v in values])[inverse].reshape(degrees.shape)
 
 
-def step_down(t_SC: np.ndarray, tests: int, degrees: int, alpha: float) -> np.ndarray:
-    """Return the rejections of Holm's procedure; ``tests`` is 2m for two-sided tests."""
-    m = t_SC.shape[1]
-    sides = tests // m
-    limits = np.array([t_isf(alpha / (sides * (m - k)), degrees) for k in range(m)])
-    order = np.argsort(-t_SC, axis=1)
-    passed = np.cumprod(np.take_along_axis(t_SC, order, axis=1) >= limits, axis=1).astype(bool)
-    rejected = np.zeros(t_SC.shape, bool)
-    np.put_along_axis(rejected, order, passed, axis=1)
-    return rejected
-
-
-def at_looks(
+def words_of(
     d_SCN: np.ndarray,
     looks: Sequence[tuple[int, float]],
     variance: str = "shared",
     band: float = 0.0,
-    alpha: float = 0.05,
-    rounding: float = 1e-5,
+    arrived_SC: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the word SC of each contrast after ``looks`` (seeds, share of alpha), and its look.
 
     A word is 0 (none), 1 (differs) or 2 (equal); a look is a position in ``looks``. A contrast with
-    a word keeps its variance, with its number of seeds, in the mean.
+    a word keeps its variance, with its number of seeds, in the mean. Those that have not
+    ``arrived_SC`` wait.
     """
     studies, m, _ = d_SCN.shape
+    arrived_SC = np.ones((studies, m), bool) if arrived_SC is None else arrived_SC
+    alpha = 0.05 / (1 if arrived_SC.all() or variance == "own" else PART_FACTOR)
     word_SC, look_SC = np.zeros((2, studies, m), int)
     variance_SC, seeds_SC = np.full((studies, m), np.nan), np.zeros((studies, m))
     for position, (n, share) in enumerate(looks):
         d = d_SCN[:, :, :n]
-        waits = (word_SC == 0) & (np.abs(d).max(axis=2) >= rounding)
+        rounds = np.abs(d).max(axis=2) < 1e-5
+        waits = (word_SC == 0) & ~rounds & arrived_SC
         sd, distance = d.std(axis=2, ddof=1), np.abs(d.mean(axis=2))
         variance_SC, seeds_SC = np.where(waits, sd**2, variance_SC), np.where(waits, n, seeds_SC)
         differs, equal = (
             (_own if variance == "own" else _shared)(
-                waits, word_SC, variance_SC, seeds_SC, (distance, sd, n), sides, level, code
+                waits, word_SC, variance_SC, seeds_SC, (distance, sd, n), sides, alpha * share, code
             )
-            for distance, sides, level, code in (
-                (distance, 2, alpha * share, 1),
-                (band - distance, 1, alpha * share, 2),
-            )
+            for distance, sides, code in ((distance, 2, 1), (band - distance, 1, 2))
         )
-        rounds = (word_SC == 0) & (np.abs(d).max(axis=2) < rounding)
-        equal = (equal | rounds) & (band > 0)
+        equal = (equal | ((word_SC == 0) & rounds)) & (band > 0)
         look_SC = np.where(differs | equal, position, look_SC)
         word_SC = np.where(equal, 2, np.where(differs, 1, word_SC))
     return word_SC, look_SC
@@ -263,17 +199,18 @@ def at_looks(
 
 def _shared(waits, word, variances, seeds, sample, sides, alpha, code):
     distance, sd, n = sample
-    live = ~np.isnan(variances)
-    live &= variances > 1e-6 * np.nanmedian(variances, axis=1, keepdims=True)
+    # Without any judged contrast there is no median.
+    known = np.where((~np.isnan(variances)).any(axis=1, keepdims=True), variances, 0)
+    live = ~np.isnan(variances) & (variances > 1e-6 * np.nanmedian(known, axis=1, keepdims=True))
     weights, count = np.where(live, seeds - 1, 0), live.sum(axis=1, keepdims=True)
     mean = (weights * np.where(live, variances, 0)).sum(axis=1, keepdims=True)
-    mean = mean / weights.sum(axis=1, keepdims=True)
+    mean = mean / np.maximum(weights.sum(axis=1, keepdims=True), 1)
     wide = np.sqrt(np.where(live, np.maximum(variances, mean), sd**2))
     degrees = np.where(live, (n - 1) * 3 * count / (count + 2), n - 1)
     limit = critical(alpha / (sides * word.shape[1]), degrees)
     gate = t_isf(0.05 / sides, n - 1)
     passes = distance >= limit * wide / np.sqrt(n)
-    return waits & passes & (distance >= gate * sd / np.sqrt(n))
+    return waits & passes & ((distance >= gate * sd / np.sqrt(n)) | (count == 1))
 
 
 def _own(waits, word, variances, seeds, sample, sides, alpha, code):
@@ -281,6 +218,9 @@ def _own(waits, word, variances, seeds, sample, sides, alpha, code):
     m = word.shape[1]
     t_SC = np.where(waits, distance / np.where(waits, sd, 1) * np.sqrt(n), -np.inf)
     limits = np.array([t_isf(alpha / (sides * (m - k)), n - 1) for k in range(m)] + [np.inf] * m)
+    if not (waits | (word > 0)).all():
+        # Nothing steps down before all have arrived.
+        limits[:m] = limits[0]
     # A contrast that this family has rejected is no longer counted.
     rejected = (word == code).sum(axis=1, keepdims=True)
     order = np.argsort(-t_SC, axis=1)

@@ -3,14 +3,12 @@
 import pytest
 
 from lib.json_files import DamagedRecord
-from lib.report.run_facts import (
-    field_differences,
-    observed_differences,
-    settings_of,
-)
+from lib.report.compare import compare_runs
+from lib.report.options import BITS_PER_BYTE
+from lib.report.run_facts import field_differences, observed_differences, settings_of
 from lib.runs.identity import flatten_identity
 from lib.runs.record import RunRecord
-from tests.lib.fabricated import IDENTITY, MANIFEST, changed, write_run
+from tests.lib.fabricated import DOCUMENTS, IDENTITY, MANIFEST, changed, write_run
 
 
 @pytest.fixture
@@ -25,54 +23,59 @@ def fields(tmp_path):
     return find
 
 
-def test_a_run_and_its_copy_differ_in_nothing(fields):
-    assert fields() == []
+SETTINGS = [
+    ("machine__compile", True, "machine.compile"),
+    ("machine__precision", "bf16", "machine.precision"),
+    ("model__attention__backend", "math", "model.attention.backend"),
+    ("repro__profile", "maxout_speed", "repro.profile"),
+    ("train__batch_size", 4, "train.batch_size"),
+    ("optimizer__beta2", 0.99, "optimizer.beta2"),
+    ("seed", 2, "seed"),
+]
+FACTS = [
+    ("data__digest", "d2", "data"),
+    ("data__split", {"id": "s2"}, "split"),
+    ("data__tokenizer__digest", "t2", "tokenizer"),
+    ("origin__torch", "2.12.0", "torch"),
+    ("origin__device", "another", "device"),
+    ("torch__build_digest", "b2", "torch_build"),
+    ("torch__reduced_precision_reduction", {"bf16": False}, "reduced_precision"),
+    ("variables__NVIDIA_TF32_OVERRIDE", "1", "variables.NVIDIA_TF32_OVERRIDE"),
+    ("environment__cudnn_version", 91002, "cudnn"),
+    ("hardware__cpu_capability", "AVX512", "cpu_capability"),
+    ("attention__kernel", "sdpa flash", "attention"),
+    ("batch__micro_batch", 4, "batch"),
+    ("processes__world_size", 2, "world_size"),
+    ("knobs__allow_tf32_cudnn__observed", True, "knobs.allow_tf32_cudnn"),
+    ("knobs__torch_compile_enabled__observed", True, "knobs.torch_compile_enabled"),
+    ("oom_fallbacks", [{"action": "halve"}], "oom_fallbacks"),
+    ("earlier_divisions", [{"iterations": 5, "gpus": 2}], "earlier_divisions"),
+    ("code__changed_during_run", ["gpt2/train.py"], "changed_during_run"),
+    ("origin__sources", {"gpt2/train.py": "b" * 64}, "code"),
+]
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "field"),
-    [
-        ("machine__compile", True, "machine.compile"),
-        ("machine__precision", "bf16", "machine.precision"),
-        ("model__attention__backend", "math", "model.attention.backend"),
-        ("repro__profile", "maxout_speed", "repro.profile"),
-        ("train__batch_size", 4, "train.batch_size"),
-        ("optimizer__beta2", 0.99, "optimizer.beta2"),
-        ("seed", 2, "seed"),
-    ],
-)
-def test_a_setting_is_one_field(fields, path, value, field):
-    assert fields(identity=changed(IDENTITY, **{path: value})) == [field]
+def test_a_setting_or_a_fact_is_one_field_and_an_absent_fact_is_unknown(tmp_path):
+    """Two runs that differ in it are refused, or compared as labelled."""
+    a = RunRecord(write_run(tmp_path / "a"))
 
+    def changed_run(**other):
+        return RunRecord(write_run(tmp_path / "b", **other))
 
-@pytest.mark.parametrize(
-    ("path", "value", "field"),
-    [
-        ("data__digest", "d2", "data"),
-        ("data__split", {"id": "s2"}, "split"),
-        ("data__tokenizer__digest", "t2", "tokenizer"),
-        ("origin__torch", "2.12.0", "torch"),
-        ("origin__device", "another", "device"),
-        ("torch__build_digest", "b2", "torch_build"),
-        ("torch__reduced_precision_reduction", {"bf16": False}, "reduced_precision"),
-        ("variables__NVIDIA_TF32_OVERRIDE", "1", "variables.NVIDIA_TF32_OVERRIDE"),
-        ("environment__cudnn_version", 91002, "cudnn"),
-        ("hardware__cpu_capability", "AVX512", "cpu_capability"),
-        ("attention__kernel", "sdpa flash", "attention"),
-        ("batch__micro_batch", 4, "batch"),
-        ("processes__world_size", 2, "world_size"),
-        ("knobs__allow_tf32_cudnn__observed", True, "knobs.allow_tf32_cudnn"),
-        ("knobs__cpu_threads__observed", 2, "knobs.cpu_threads"),
-        ("knobs__torch_compile_enabled__observed", True, "knobs.torch_compile_enabled"),
-        ("oom_fallbacks", [{"action": "halve"}], "oom_fallbacks"),
-        ("code__changed_during_run", ["gpt2/train.py"], "changed_during_run"),
-        ("origin__sources", {"gpt2/train.py": "b" * 64}, "code"),
-    ],
-)
-def test_a_fact_is_one_field_and_absent_it_is_unknown(fields, path, value, field):
-    assert fields(manifest=changed(MANIFEST, **{path: value})) == [field]
-    if not field.startswith("knobs"):
-        assert fields(manifest=changed(MANIFEST, **{path: ...})) == [field]
+    b = changed_run()
+    assert field_differences(a, b) == [] and compare_runs(a, b, {})["verdict"] == "BITWISE"
+    cases = [({"identity": changed(IDENTITY, **{path: v})}, field) for path, v, field in SETTINGS]
+    cases += [({"manifest": changed(MANIFEST, **{path: v})}, field) for path, v, field in FACTS]
+    whole = [path for path, _, _ in FACTS if not path.startswith(("knobs", "earlier"))]
+    unknown = {path: field for path, _, field in FACTS if path in whole}
+    cases += [({"manifest": changed(MANIFEST, **{path: ...})}, unknown[path]) for path in whole]
+    for other, field in cases:
+        b = changed_run(**other)
+        assert [difference.field for difference in field_differences(a, b)] == [field], other
+        refused, labelled = compare_runs(a, b, {}), compare_runs(a, b, {}, [], [field])
+        assert (refused["verdict"], refused["losses"]) == ("NOT COMPARABLE", None)
+        assert [reason.split(":")[0] for reason in refused["reasons"]] == [field]
+        assert labelled["verdict"] == "COMPARED" and labelled["labels"][0].startswith(f"{field}: ")
 
 
 def test_unrecorded_facts_do_not_compare_equal(tmp_path):
@@ -187,3 +190,62 @@ def test_a_directory_that_cannot_be_read_is_the_users_error(tmp_path):
         settings_of(RunRecord(run))
     assert caught.value.codes == ["run.damaged"]
     assert str(run.path) in str(caught.value)
+
+
+# Other texts and tokenizers.
+
+
+@pytest.mark.parametrize("documents", [DOCUMENTS, {**DOCUMENTS, "z": (20.0, 5, 10)}])
+def test_another_training_text_is_comparable_on_the_same_documents(tmp_path, documents):
+    """What was read and how it was split follow from the declared path; the documents do not."""
+    facts = {"data__digest": "d2", "data__split": {"id": "s2"}}
+    runs = [
+        write_run(tmp_path / path, identity=identity, manifest=manifest, documents=evaluated)
+        for path, identity, manifest, evaluated in (
+            ("a", changed(IDENTITY, data={"custom_path": "a"}), MANIFEST, DOCUMENTS),
+            (
+                "b",
+                changed(IDENTITY, data={"custom_path": "b"}),
+                changed(MANIFEST, **facts),
+                documents,
+            ),
+        )
+    ]
+    left, right = map(RunRecord, runs)
+    differing = [each.field for each in observed_differences(left, right)]
+    assert differing == ([] if documents is DOCUMENTS else ["documents"])
+    compared = compare_runs(left, right, {}, ["data.custom_path", "documents"])
+    assert (compared["losses"] is not None) == (documents is DOCUMENTS)
+
+
+def test_another_training_text_of_one_path_is_refused(tmp_path):
+    a = write_run(tmp_path / "a", manifest=MANIFEST)
+    b = write_run(tmp_path / "b", manifest=changed(MANIFEST, data__digest="d2"))
+    fields = [each.field for each in observed_differences(*map(RunRecord, (a, b)))]
+    assert fields == ["data"]
+
+
+@pytest.mark.parametrize("size", [10, 11])
+def test_two_tokenizers_are_comparable_in_bits_per_byte_of_the_same_bytes(tmp_path, size):
+    facts = {"data__digest": "d2", "data__tokenizer": {"digest": "t2"}}
+    a, b = (
+        RunRecord(write_run(tmp_path / name, **given))
+        for name, given in (
+            (
+                "a",
+                {"identity": changed(IDENTITY, data={"tokenizer": "byte"}), "manifest": MANIFEST},
+            ),
+            (
+                "b",
+                {
+                    "identity": changed(IDENTITY, data={"tokenizer": "gpt2"}),
+                    "manifest": changed(MANIFEST, **facts),
+                    # Four bytes each.
+                    "documents": {**DOCUMENTS, "y": (29.0, 6, size)},
+                },
+            ),
+        )
+    )
+    differing = [each.field for each in observed_differences(a, b, BITS_PER_BYTE)]
+    assert differing == ([] if size == DOCUMENTS["y"][2] else ["text"])
+    assert "tokenizer" in [each.field for each in observed_differences(a, b)]

@@ -158,12 +158,6 @@ def test_a_corrected_p_includes_the_share_of_the_look():
         assert other["interval_of_look"][0] < low < high < other["interval_of_look"][1]
 
 
-def test_p_and_word_agree_at_every_look(tmp_path):
-    for n in (3, 5, 8, 9):
-        for verdict in report(tmp_path, n)["verdicts"]:
-            assert (verdict["p_of_word"] <= RULE.alpha) == (verdict["verdict"] is not INCONCLUSIVE)
-
-
 def test_a_word_stays_as_it_was_given(tmp_path):
     first = report(tmp_path, 3)
     assert words(first) == {"large": BETTER, "small": INCONCLUSIVE, "none": INCONCLUSIVE}
@@ -177,12 +171,12 @@ def test_a_word_stays_as_it_was_given(tmp_path):
         assert later == large
 
 
-def test_a_hundred_reports_cost_nothing_and_an_extra_block_half_of_the_reserve(tmp_path):
+def test_reports_cost_nothing_and_an_extra_block_half_of_the_reserve(tmp_path):
     for n in (3, 5, 8):
         study = report(tmp_path, n)
     before, expected = declared_lines(tmp_path), document_of(study)
     assert document_of(study)["alpha_spent"] == pytest.approx(0.045)
-    for _ in range(100):
+    for _ in range(9):
         study = report(tmp_path, 8)
         assert study["plan"].taken is None and document_of(study) == expected
     assert declared_lines(tmp_path) == before
@@ -322,18 +316,14 @@ def test_a_seed_that_a_look_has_seen_cannot_be_replaced(tmp_path):
 def test_a_missing_run_is_judged_once_when_it_arrives(tmp_path):
     lost = {("small", 2): SeedOutcome(2, None, reason="out of memory")}
     study = report(tmp_path, 3, lost)
-    assert (
-        study["plan"].taken.n == 3 and by_step(study)["small"]["n"] == 2 and study["planned"] == 3
-    )
+    taken, small = study["plan"].taken, by_step(study)["small"]
+    assert (taken.n, small["n"], study["planned"]) == (3, 2, 3)
     large = by_step(study)["large"]
     assert large["p_adjusted"] == pytest.approx(3 * large["p"] / 0.2)
     study = report(tmp_path, 3)
     small = by_step(study)["small"]
-    assert (
-        study["plan"].taken is None
-        and (small["n"], small["look"]) == (3, 1)
-        and shares(study) == [0.2]
-    )
+    assert study["plan"].taken is None and shares(study) == [0.2]
+    assert (small["n"], small["look"]) == (3, 1)
     # Its word is that of the runs that are there.
     changed = {
         ("small", s): SeedOutcome(s, 2.0 + s / 100, started_at=time.time() + 9) for s in (1, 2, 3)
@@ -354,16 +344,6 @@ def test_runs_that_turn_out_unfair_lose_their_word_and_later_divergence_is_named
     assert large["verdict"] is BETTER and large["remarks"][-1].startswith("diverged since: 1/4")
 
 
-def test_a_run_that_was_damaged_since_gives_no_word(tmp_path):
-    report(tmp_path, 3)
-    changes = {("large", 2): SeedOutcome(2, None, reason="damaged")}
-    study = report(tmp_path, 3, changes)
-    large = by_step(study)["large"]
-    assert study["plan"].taken is None and (large["n"], large["verdict"]) == (2, None)
-    assert large["excluded"] == ["large s2: damaged"]
-    assert words(report(tmp_path, 3))["large"] is BETTER
-
-
 def test_a_word_names_unstable_runs_of_its_own_seeds_once(tmp_path):
     changes = {("base", s): SeedOutcome(s, LOSSES["base"][s - 1], unstable=True) for s in (1, 5)}
     for seeds in (3, 5, 5):
@@ -382,33 +362,15 @@ def test_a_diverged_baseline_ends_the_study(tmp_path):
     assert words(study) == {"large": BETTER, "small": DIVERGED, "none": DIVERGED}
 
 
-def test_a_part_of_the_study_is_judged_among_all_comparisons(tmp_path):
-    part = report(tmp_path, 3, arms=("base", "large"))
-    assert shares(part) == [0.2] and part["planned"] == 3 and words(part) == {"large": BETTER}
-    whole = report(tmp_path, 3)
-    assert whole["plan"].taken is None and whole["planned"] == 3 and shares(whole) == [0.2]
-    again = report(tmp_path, 3, arms=("base", "large"))
-    assert words(again) == {"large": BETTER} and again["planned"] == 3
-
-
 def test_comparisons_added_after_a_look_have_a_look_of_their_own(tmp_path):
     """Judged at the last look, they would exceed its part of alpha: they spend half of the reserve."""
     few = ("base", "large", "small")
     before = report(tmp_path, 3, arms=few, declared=few)
     study = report(tmp_path, 3)
     none = by_step(study)["none"]
-    assert shares(study) == [0.2, 0.05] and (
-        study["plan"].taken.n,
-        study["plan"].taken.planned,
-    ) == (
-        3,
-        False,
-    )
-    assert (none["look"], none["planned_comparisons"], study["planned"]) == (
-        2,
-        1,
-        3,
-    )
+    taken = study["plan"].taken
+    assert shares(study) == [0.2, 0.05] and (taken.n, taken.planned) == (3, False)
+    assert (none["look"], none["planned_comparisons"], study["planned"]) == (2, 1, 3)
     assert none["p_adjusted"] == pytest.approx(min(1, none["p"] / 0.05))
     assert none["remarks"][-1] == "unplanned look"
     for step in ("large", "small"):
@@ -423,17 +385,6 @@ def test_comparisons_added_after_a_look_have_a_look_of_their_own(tmp_path):
     assert reserve_share(later["look_plan"], later["looks"]) == 0.025
 
 
-def test_a_run_that_arrives_after_a_look_at_added_comparisons_is_judged_at_it(tmp_path):
-    few = ("base", "large", "small")
-    report(tmp_path, 3, arms=few, declared=few)
-    lost = {("none", 2): SeedOutcome(2, None, reason="out of memory")}
-    study = report(tmp_path, 3, lost)
-    assert shares(study) == [0.2, 0.05] and by_step(study)["none"]["n"] == 2
-    none = by_step(report(tmp_path, 3))["none"]
-    assert (none["n"], none["look"], none["planned_comparisons"]) == (3, 2, 1)
-    assert none["p_adjusted"] == pytest.approx(min(1, none["p"] / 0.05))
-
-
 def test_another_rule_with_more_comparisons_judges_these_at_a_look_of_their_own(tmp_path):
     """Such as VERDICT_AGAINST=both: every verdict is marked."""
     few = ("base", "large", "small")
@@ -441,11 +392,8 @@ def test_another_rule_with_more_comparisons_judges_these_at_a_look_of_their_own(
     for _ in range(2):
         study = report(tmp_path, 3, rule=VerdictRule(band=0.5))
         assert shares(study) == [0.2, 0.05]
-        assert [(v["look"], v["planned_comparisons"]) for v in study["verdicts"]] == [
-            (1, 2),
-            (1, 2),
-            (2, 1),
-        ]
+        looks = [(v["look"], v["planned_comparisons"]) for v in study["verdicts"]]
+        assert looks == [(1, 2), (1, 2), (2, 1)]
         assert all("rule changed after results: band" in v["remarks"] for v in study["verdicts"])
         assert words(study)["large"] is EQUIVALENT
 
@@ -516,10 +464,8 @@ def test_rounding_needs_no_further_seeds(tmp_path):
 
 def test_strict_asks_for_a_word_on_every_comparison(tmp_path):
     study = report(tmp_path, 3)
-    assert (
-        verdicts_exit_code(document_of(study)) == 0
-        and verdicts_exit_code(document_of(study), strict=True) == 5
-    )
+    codes = [verdicts_exit_code(document_of(study), strict=strict) for strict in (False, True)]
+    assert codes == [0, 5]
     decided = judge([Contrast.pair("large", "base")], outcomes(5), VerdictPlan())
     assert verdicts_exit_code(document_of(decided), strict=True) == 0
 
@@ -543,7 +489,5 @@ def test_a_word_without_its_a_a_step_has_a_remark_and_a_later_failure_marks_all(
         large = by_step(study)["large"]
         assert large["verdict"] is BETTER and large["look"] == 1
         seen = [r for r in ("its A/A step has not ended", AA_FAILED) if r in large["remarks"]]
-        assert (
-            seen == [remark] * (remark is not None)
-            and verdicts_exit_code(document_of(study)) == code
-        )
+        assert seen == [remark] * (remark is not None)
+        assert verdicts_exit_code(document_of(study)) == code

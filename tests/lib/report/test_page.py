@@ -234,18 +234,9 @@ def judged(study, *words, **fields):
             "that of step-2: +0.2500 nats per token (95 % interval +0.1500 to +0.3500).",
         ),
         (
-            ("INCONCLUSIVE", "INCONCLUSIVE"),
-            "Of 2 steps, none is shown to be better or worse than the baseline and 2 are undecided.",
-        ),
-        (
             ("EQUIVALENT", "DIVERGED"),
             "Of 2 steps, none is shown to be better or worse than the baseline, 1 is equivalent and 1 "
             "diverged.",
-        ),
-        (
-            ("BETTER", None),
-            "Of 2 steps, 1 is better than the baseline and 1 has no word; the largest difference is "
-            "that of step-1: −0.5000 nats per token (95 % interval −0.6000 to −0.4000).",
         ),
         ((None, None), "2 comparisons without a word: because."),
     ],
@@ -257,31 +248,39 @@ def test_the_answer_is_one_sentence(study, words, expected):
     assert answer(document) == expected
 
 
-def test_a_difference_of_0_has_its_word_in_the_index(study):
-    document = judged(study, "EQUIVALENT", "INCONCLUSIVE")
-    document["verdicts"][0]["difference"] = 0.0
-    assert best_verdict(document) is document["verdicts"][0]
-
-
-def test_one_step_is_answered_by_its_difference(study):
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {"verdict": "BETTER", "p_of_word": 0.004, "gated": False},
+            "step-1 is better than baseline: −0.5000 nats per token (95 % interval −0.6000 to "
+            "−0.4000), n=3, p=0.004.",
+        ),
+        # The rule shared records a p that no test gave, if the own interval contains 0.
+        (
+            {"verdict": "INCONCLUSIVE", "p_of_word": 1.0, "gated": True},
+            "step-1 is not shown to differ from baseline: −0.5000 nats per token (95 % interval "
+            "−0.6000 to −0.4000), n=3.",
+        ),
+        (
+            {
+                "verdict": "EQUIVALENT",
+                "difference": 0.0,
+                "rounding_only": True,
+                "interval_95": None,
+                "p_of_word": None,
+            },
+            "step-1 is equivalent to baseline: +0.0000 nats per token, which is rounding, n=3.",
+        ),
+    ],
+)
+def test_one_step_is_answered_by_its_difference(study, fields, expected):
     document = judged(study, "BETTER", None)
     del document["verdicts"][1]
-    document["verdicts"][0] |= {"p_of_word": 0.004, "gated": False}
-    assert answer(document) == (
-        "step-1 is better than baseline: −0.5000 nats per token (95 % interval −0.6000 to −0.4000), "
-        "n=3, p=0.004."
-    )
-
-
-def test_one_open_step_is_answered_by_its_difference(study):
-    document = judged(study, "INCONCLUSIVE", None)
-    del document["verdicts"][1]
-    # The rule shared records a p that no test gave, if the own interval contains 0.
-    document["verdicts"][0] |= {"p_of_word": 1.0, "p": 1.0, "interval_95": [-0.1, 0.3]}
-    assert answer(document) == (
-        "step-1 is not shown to differ from baseline: +0.1000 nats per token (95 % interval −0.1000 "
-        "to +0.3000), n=3."
-    )
+    document["verdicts"][0] |= fields
+    assert answer(document) == expected
+    # Also a difference of 0 has its word in the index.
+    assert best_verdict(document) is document["verdicts"][0]
 
 
 def test_losses_are_in_the_unit_of_the_document(study):
@@ -310,18 +309,6 @@ def test_failures_are_said_before_the_words(study):
         "1 comparison without a word: the look waits.",
         "A/A step failed at an earlier look.",
     ]
-
-
-def test_damaged_and_excluded_runs_are_named(tmp_path):
-    runs = write_study(tmp_path, steps(3), 1, iterations=12, documents=3)
-    RunDir(runs[1].path).status.write_text("{")
-    RunDir(runs[2].path).summary.write_text("{}")
-    parsed = Parsed(page_of(read_study("demo", runs), CONTEXT))
-    origins = {line["run"]: line["state"] for line in parsed.tables["Runs"]}
-    assert all(origins[run.path.name].startswith("damaged: ") for run in runs[1:])
-    assert all(
-        any(t.startswith(f"{run.label}: damaged: ") for t in parsed.texts) for run in runs[1:]
-    )
 
 
 def test_without_results_the_report_still_appears(make_run):
@@ -375,20 +362,6 @@ def test_a_single_training_compares_nothing(tmp_path):
     )
 
 
-def test_combinations_have_no_tree(tmp_path):
-    levels = [{"A": a, "B": b} for a in ("x", "y") for b in ("1", "2")]
-    cells = [
-        RunVariant("-".join(level.values()), number=i, levels=level)
-        for i, level in enumerate(levels)
-    ]
-    runs = write_study(tmp_path, cells, 3, iterations=12, documents=3)
-    parsed = Parsed(page_of(read_study("matrix", runs)))
-    assert "tree" not in parsed.values("class")
-    # There is no parent to compare with.
-    assert any("compared with the first one" in text for text in parsed.texts)
-    assert len(parsed.words) == len(read_study("matrix", runs).judged["verdicts"])
-
-
 def test_a_factorial_design_has_its_effects(tmp_path):
     levels = [{"A": a, "B": b} for a in (OFF, ON) for b in (OFF, ON)]
     cells = [RunVariant(f"cell-{i}", number=i, levels=level) for i, level in enumerate(levels)]
@@ -399,8 +372,14 @@ def test_a_factorial_design_has_its_effects(tmp_path):
     names = {verdict["step"] for verdict in table.judged["verdicts"]}
     assert len(parsed.words) == len(names) == 3 and names <= set(parsed.texts)
     assert "Effects of the design" in parsed.values("aria-label")
-    # An effect has no reference.
+    # An effect has no reference, and a combination no parent.
     assert "against" not in parsed.tables["Verdicts"][0]
+    assert "tree" not in parsed.values("class")
+    table = read_study("matrix", runs)
+    parsed = Parsed(page_of(table))
+    assert any("compared with the first one" in text for text in parsed.texts)
+    assert len(parsed.words) == len(table.judged["verdicts"])
+    assert "Δ first row" in parsed.tables["Losses"][0]
 
 
 def test_an_aa_step_is_shown_apart_and_a_failed_one_loudly(tmp_path):
@@ -414,16 +393,6 @@ def test_an_aa_step_is_shown_apart_and_a_failed_one_loudly(tmp_path):
     parsed = Parsed(report_page(document, study_series(table)))
     assert parsed.words[-1] == "A/A step failed"
     assert "notice" in parsed.values("class")
-
-
-def test_a_rule_is_called_declared_only_if_it_was_before_the_runs(study):
-    document = document_of(study[1])
-    for is_first, head in ((True, "Rule, declared before the first run: "), (False, "Rule: ")):
-        document["is_declared_first"] = is_first
-        assert (
-            f"{head}each step is compared"
-            in Parsed(report_page(document, study_series(study[1]))).text
-        )
 
 
 def test_a_remark_is_listed_once_and_repeats_no_column(study):
