@@ -1,0 +1,287 @@
+"""Every number in the result files of a run: computed again here, or by the test that is named.
+
+A number that is new in a file fails until one of both is true. The columns of tables and page are in
+``tests/lib/report/test_columns.py``, the series of trackers in ``test_tracking.py``.
+"""
+
+import csv
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from gpt2.config import Config
+from gpt2.model import GPT
+from gpt2.training.state import TrainingSession
+from lib.project import ROOT
+from tests.gpt2.training.conftest import ITERATIONS, Trained, Trainer
+
+END_OF_TEXT = 256
+# Of a step, and sequences of a batch.
+TOKENS = 4 * 16
+BATCH = 2
+ELSEWHERE = {
+    "summary final data_order_digest": "tests/gpt2/training/test_order.py",
+    "metrics statistics values attention/entropy": "tests/gpt2/test_mechanism_statistics.py",
+    "timing mfu": "tests/gpt2/training/test_utilisation.py",
+    "timing spam_clipped_fraction": "tests/lib/optim/test_spam.py",
+    "timing spam_resets": "tests/gpt2/training/test_optimizers.py",
+    "timing spam_spikes": "tests/lib/optim/test_spam.py",
+}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    token: int
+    nats: float
+    likeliest: int
+    probability: float
+
+
+@pytest.fixture(scope="module")
+def done(
+    configure: Callable[..., Config], build_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Trained:
+    """A run that evaluates every token of the held-out documents."""
+    torch.set_num_threads(1)
+    config = configure(EVAL_TOKENS=100_000, STATISTICS_INTERVAL=6, DROPOUT="0.0")
+    return Trainer(build_dir, tmp_path_factory.mktemp("numbers"))(config)
+
+
+@pytest.fixture(scope="module")
+def weights(done: Trained) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(done.files.weights)
+
+
+@pytest.fixture(scope="module")
+def documents(done: Trained) -> list[dict[str, str]]:
+    with open(done.files.per_query, newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+@pytest.fixture(scope="module")
+def predictions(
+    configure: Callable[..., Config],
+    documents: list[dict[str, str]],
+    weights: dict[str, torch.Tensor],
+    build_dir: Path,
+) -> list[list[Prediction]]:
+    """The predictions of each document by the model in the file, window by window."""
+    model = GPT(configure().model).eval()
+    model.load_state_dict(weights, strict=False)
+    found = []
+    for row in documents:
+        text = (build_dir / "texts" / row["item_id"]).read_bytes()
+        tokens = torch.tensor([*text, END_OF_TEXT])
+        of_document = []
+        for window in (tokens[start : start + 17] for start in range(0, len(text), 16)):
+            with torch.no_grad():
+                logs = model(window[None, :-1])[0].double().log_softmax(-1)
+            for log, token in zip(logs, window[1:].tolist(), strict=True):
+                best = int(log.argmax())
+                of_document.append(Prediction(token, -float(log[token]), best, math.exp(log[best])))
+        found.append(of_document)
+    return found
+
+
+def test_documents(
+    documents: list[dict[str, str]], predictions: list[list[Prediction]], build_dir: Path
+) -> None:
+    assert len(documents) > 2
+    for row, predicted in zip(documents, predictions, strict=True):
+        text = (build_dir / "texts" / row["item_id"]).read_bytes()
+        tokens = b"".join(each.token.to_bytes(2, "little") for each in predicted)
+        expected = {
+            "item_id": row["item_id"],
+            "source": "custom",
+            "doc_sha256": hashlib.sha256(text).hexdigest(),
+            "tokens_sha256": hashlib.sha256(tokens).hexdigest(),
+            "split": "val",
+            "n_tokens": str(len(text)),
+            "n_bytes": str(len(text) - 1),
+            "n_correct": str(sum(each.token == each.likeliest for each in predicted)),
+            "eval_step": str(ITERATIONS),
+        }
+        nats = math.fsum(each.nats for each in predicted)
+        numbers = {
+            "nll_sum": nats,
+            "nll_mean": nats / len(text),
+            "bits_per_byte": nats / math.log(2) / (len(text) - 1),
+        }
+        assert {name: row[name] for name in expected} == expected
+        assert {name: float(row[name]) for name in numbers} == pytest.approx(numbers, rel=1e-5)
+        assert row.keys() == expected.keys() | numbers.keys() | {"batch_index", "row_in_batch"}
+
+
+def test_places_in_batches(documents: list[dict[str, str]]) -> None:
+    """Windows are read in the order of the digests of document and first token, two in a batch."""
+    order = sorted(
+        (hashlib.sha256(f"{row['doc_sha256']}:{start}".encode()).digest(), row["item_id"])
+        for row in documents
+        for start in range(0, int(row["n_bytes"]) + 1, 16)
+    )
+    first = {name: place for place, (_, name) in reversed(list(enumerate(order)))}
+    places = {
+        row["item_id"]: (int(row["batch_index"]), int(row["row_in_batch"])) for row in documents
+    }
+    assert places == {name: divmod(place, BATCH) for name, place in first.items()}
+
+
+def test_summary(
+    done: Trained,
+    predictions: list[list[Prediction]],
+    weights: dict[str, torch.Tensor],
+    documents: list[dict[str, str]],
+    build_dir: Path,
+) -> None:
+    everything = [each for predicted in predictions for each in predicted]
+    n, nats = len(everything), math.fsum(each.nats for each in everything)
+    matrices = {k: w for k, w in weights.items() if k.startswith("h.") and w.ndim == 2}
+    zeros = {name: int((w == 0).sum()) for name, w in matrices.items()}
+    held_out = {row["item_id"] for row in documents}
+    trained = [
+        token
+        for path in (build_dir / "texts").iterdir()
+        if path.name not in held_out
+        for token in [*path.read_bytes(), END_OF_TEXT]
+    ]
+    shares = [count / len(trained) for count in Counter(trained).values()]
+    bins = [
+        [each for each in everything if math.ceil(each.probability * 15) == m + 1]
+        for m in range(15)
+    ]
+    hits = [sum(each.token == each.likeliest for each in found) for found in bins]
+    confidences = [math.fsum(each.probability for each in found) for found in bins]
+    expected = {
+        **{f"calibration confidence_sum {m}": total for m, total in enumerate(confidences)},
+        **{f"calibration n_correct {m}": hit for m, hit in enumerate(hits)},
+        **{f"calibration n_tokens {m}": len(found) for m, found in enumerate(bins)},
+        "final bits_per_byte": nats / math.log(2) / (n - len(predictions)),
+        "final budget_stretch": 1.0,
+        "final eval_documents": len(predictions),
+        "final eval_tokens": n,
+        "final expected_calibration_error": sum(
+            abs(hit - confidence) / n for hit, confidence in zip(hits, confidences, strict=True)
+        ),
+        "final iterations": ITERATIONS,
+        "final parameters": sum(w.numel() for w in weights.values()),
+        **{f"final prunable_weights {name}": w.numel() for name, w in matrices.items()},
+        "final sparsity": sum(zeros.values()) / sum(w.numel() for w in matrices.values()),
+        **{
+            f"final sparsity_by_layer {name}": zeros[name] / w.numel()
+            for name, w in matrices.items()
+        },
+        "final token_accuracy": sum(hits) / n,
+        "final tokens": ITERATIONS * TOKENS,
+        # Of the last tenth of the iterations.
+        "final train_loss": done.rows("train")[-1]["loss"],
+        "final unigram_entropy": -sum(share * math.log(share) for share in shares),
+        "final val_loss": nats / n,
+        "final val_perplexity": math.exp(nats / n),
+        "schema_version": 2,
+        "seed": 1,
+    }
+    found = {
+        name: value for name, value in numbers(done.summary()) if not name.startswith("timing")
+    }
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_speed(done: Trained) -> None:
+    """The seconds of timing.jsonl are measured; what is computed from them agrees with them."""
+    rows = read(done.files.timing)
+    for before, row in pairwise([{"iteration": 0, "train_seconds": 0.0}, *rows]):
+        steps = row["iteration"] - before["iteration"]
+        speed = steps * TOKENS / (row["train_seconds"] - before["train_seconds"])
+        rest = ITERATIONS - row["iteration"]
+        expected = {
+            "iterations": ITERATIONS,
+            "tokens_per_second": speed,
+            "eta_seconds": row["train_seconds"] / row["iteration"] * rest,
+            "spam_learning_rate": done.rows("train")[row["iteration"] - 1]["lr"],
+        }
+        measured = {"iteration", "train_seconds", "written_at"}
+        elsewhere = {name.split()[1] for name in ELSEWHERE if name.startswith("timing")}
+        assert {name: row[name] for name in expected} == pytest.approx(expected)
+        assert row.keys() == expected.keys() | measured | elsewhere
+    assert [row["iteration"] for row in rows] == [3, 6, 9, 12]
+    timing = dict(numbers(done.summary()["timing"]))
+    after = ITERATIONS - 3
+    step = (timing["train_seconds"] - rows[0]["train_seconds"]) / after
+    expected = {
+        "mean_step_seconds": step,
+        "tokens_per_second": TOKENS / step,
+        "warmup_iterations": 3,
+        "warmup_seconds": rows[0]["train_seconds"],
+    }
+    assert {name: timing.pop(name) for name in expected} == pytest.approx(expected)
+    assert timing["total_seconds"] > timing["train_seconds"] >= rows[-1]["train_seconds"]
+    assert timing.keys() == {"total_seconds", "train_seconds"}
+
+
+def test_rows_of_metrics(
+    done: Trained,
+    configure: Callable[..., Config],
+    session: Callable[..., TrainingSession],
+    weights: dict[str, torch.Tensor],
+) -> None:
+    for i, row in enumerate(done.rows("train")):
+        # The warm-up ends at a sixth of the budget.
+        cosine = (1 + math.cos(math.pi * (i - 2) / 10)) / 2
+        expected = {
+            "iteration": i + 1,
+            "lr": 1e-2 * (i + 1) / 2 if i < 2 else 1e-3 + (1e-2 - 1e-3) * cosine,
+            "progress": (i + 1) / ITERATIONS,
+            "tokens": (i + 1) * TOKENS,
+        }
+        assert {name: row[name] for name in expected} == pytest.approx(expected)
+        assert row.keys() == expected.keys() | {"kind", "loss", "grad_norm"}
+    opened = session(DROPOUT="0.0")
+    first, losses = done.rows("train")[0], []
+    for x_BT, y_BT in next(opened.batches()):
+        logits = opened.model(x_BT)
+        losses.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), y_BT.flatten()))
+    loss = torch.stack(losses).mean()
+    gradients = torch.autograd.grad(loss, list(opened.model.parameters()))
+    assert first["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert first["grad_norm"] == pytest.approx(
+        math.sqrt(sum(float((g.double() ** 2).sum()) for g in gradients)), rel=1e-5
+    )
+
+
+def test_evaluations_in_metrics(done: Trained) -> None:
+    final = done.summary()["final"]
+    shared = {name: final[name] for name in ("sparsity", "token_accuracy", "val_loss", "tokens")}
+    assert done.rows("eval")[-1] == {"kind": "eval", "iteration": ITERATIONS, **shared}
+
+
+def test_the_tests_of_other_numbers_exist(done: Trained) -> None:
+    (statistics,) = {json.dumps(sorted(row["values"])) for row in done.rows("statistics")}
+    assert statistics == json.dumps(["attention/entropy"])
+    assert {row["kind"] for row in read(done.files.metrics)} == {"train", "eval", "statistics"}
+    for name, path in ELSEWHERE.items():
+        assert name.split()[-1] in (ROOT / path).read_text(), (name, path)
+
+
+def numbers(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Return the numbers in a JSON value, by their place."""
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        return [each for name in value for each in numbers(value[name], f"{path} {name}".strip())]
+    return (
+        [(path, value)] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
+    )
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
