@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,9 +33,11 @@ from lib.env.packages import Interpreter
 from lib.env.ranks import ProcessRank
 from lib.errors import PreflightError, Problem
 from lib.project import ROOT
+from lib.runner.local import LocalExecutor
 from lib.runner.runner import RunnerOptions
 from lib.runs.run import Run, RunVariant
 from lib.runs.run_dir import RunStatus, State
+from tests.gpt2.slow_kernels import compile_slowly, refuse_a_second_process
 
 SMALL: dict[str, SymbolValue] = {
     "SINGLE_TRAINING": True,
@@ -164,27 +165,11 @@ def test_equal_kernels_are_compared_once_and_those_without_dropout_beside(
     ]
 
 
-def compile_slowly(what: str, folder: Path) -> None:
-    """Wait for the other compilation, as only processes side by side can, or crash."""
-    if what == "crash":
-        os._exit(9)
-    (folder / what).write_text(str(os.getpid()))
-    deadline = time.monotonic() + 30
-    while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    if what == "wrong":
-        raise PreflightError(Problem("differs", code="gpu.wrong-values"))
-
-
-def refuse_a_second_process(parent: int) -> None:
-    """Fail outside of the process ``parent``, as a GPU in exclusive mode does."""
-    if os.getpid() != parent:
-        raise PreflightError(Problem("device busy", code="gpu.unsupported"))
-
-
 def test_kernels_are_compiled_side_by_side(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Without the modules of the kernels.
+    monkeypatch.setattr(preflight, "LocalExecutor", lambda *given: LocalExecutor((), {}))
     checks: list[Any] = [(compile_slowly, name, tmp_path) for name in ("wrong", "right")]
     (problem,) = preflight.compare_kernels(checks, 4)
     assert problem.what == "differs"

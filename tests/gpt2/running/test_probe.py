@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from gpt2.model import GPT
 from gpt2.running import probe
@@ -90,22 +89,12 @@ def test_an_evaluation_is_scaled_to_all_its_windows(
     assert set(seen) == {2 * 16}
 
 
-@pytest.mark.usefixtures("torch_as_before")
-def test_drawn_tokens_are_evaluated(tmp_path: Path) -> None:
-    folder = write_build(tmp_path, SMALL)
-    config = make_plan(config_layers(folder), folder).base
-    training = build_state(config, GPT(config.model))
-    drawn = probe.DrawnTokens(2 * 16 + 1, 256)
-    evaluate = probe.Evaluator(training.config, drawn, torch.device("cpu"))
-    result = evaluate(training.model)
-    assert result is not None and result.tokens == 2 * 16 and result.loss > 4.0
-
-
-@pytest.mark.parametrize("settings", [{}, {"GPUS": 2, "BATCH_SIZE": 1, "DATA_PARALLEL_FSDP": True}])
 def test_a_configuration_is_timed_in_processes_of_its_own(
-    tmp_path: Path, forked_modules: None, capfd, settings: dict[str, SymbolValue]
+    tmp_path: Path, forked_modules: None, capfd
 ) -> None:
-    folder = write_build(tmp_path, {**SMALL, **settings})
+    """Of one process: tests/integration/test_probe.py."""
+    ranks = {"GPUS": 2, "BATCH_SIZE": 1, "DATA_PARALLEL_FSDP": True}
+    folder = write_build(tmp_path, {**SMALL, **ranks})
     config = make_plan(config_layers(folder), folder).base
     (estimate,) = probed(["a run"], [config], folder)
     step = estimate.get("probe")

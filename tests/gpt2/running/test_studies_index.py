@@ -1,5 +1,6 @@
 """The index of a results folder: each study judged on the runs that are there now."""
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from gpt2.records.files import write_resolved_config
-from gpt2.running.results import report
+from gpt2.running.results import judged_document, report
+from gpt2.running.studies_index import write_index
 from gpt2.study.plan import Plan, config_layers, make_plan
 from lib.config.dotconfig import ConfigWorkspace, explicit_settings
 from lib.project import ROOT
@@ -57,10 +59,15 @@ def build(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "build"))
 
 
-def index(build: Path) -> dict[str, dict[str, str]]:
-    """Report .config's study. Return the rows of the index by study."""
+@functools.cache
+def first(build: Path) -> tuple[Plan, Any]:
     plan = configured(build, FIRST)
-    report(plan, plan, selected=False)
+    return plan, judged_document(plan)
+
+
+def index(build: Path) -> dict[str, dict[str, str]]:
+    """Write the index beside .config's study. Return its rows by study."""
+    write_index(*first(build), judged_document)
     (rows,) = Parsed((build / "results/index.html").read_text()).tables.values()
     return {row["study"]: row for row in rows}
 
@@ -82,14 +89,24 @@ def test_each_study_has_the_answer_that_its_report_has(build: Path) -> None:
         assert shown.words[0] in word and f'href="{study}/report.html"' in page
 
 
-def test_no_word_of_a_stored_document_is_taken(build: Path) -> None:
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_no_word_of_a_stored_document_is_taken_and_a_listed_study_is_not_written(
+    build: Path,
+) -> None:
+    folder = build / "results/mechanisms"
     assert index(build)["mechanisms"]["best word"] != ""
     # The word follows the runs, and the report of before is no source.
-    for run in (build / "results/mechanisms").glob("*-s3-*"):
+    for run in folder.glob("*-s3-*"):
         shutil.rmtree(run)
+    before = files(folder)
     row = index(build)["mechanisms"]
     assert row["best word"] == "" and row["runs done"].startswith("4")
-    (build / "results/mechanisms/report.html").unlink()
+    # Above all, no look is declared for it.
+    assert files(folder) == before
+    (folder / "report.html").unlink()
     index(build)
     assert "mechanisms/report.html" not in (build / "results/index.html").read_text()
 
@@ -104,21 +121,6 @@ def test_a_matrix_and_a_single_training_are_judged_too(build: Path) -> None:
     assert rows["matrix"]["runs done"] == "6 of 6" and rows["matrix"]["best word"]
     assert "nothing is compared" in rows["single"]["answer"]
     assert rows["single"]["runs done"] == "3 of 3" and rows["single"]["best word"] == ""
-
-
-def test_a_study_that_is_only_listed_is_not_written(build: Path) -> None:
-    """Above all, no look is declared for it."""
-    folder = build / "results/mechanisms"
-
-    def files() -> dict[str, bytes]:
-        return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-    before = files()
-    for run in folder.glob("*-s3-*"):
-        shutil.rmtree(run)
-    kept = files()
-    index(build)
-    assert files() == kept and kept.keys() < before.keys()
 
 
 def edited(build: Path, **settings: Any) -> None:

@@ -151,27 +151,15 @@ def test_ctrl_c_twice_stops_at_once(study):
     assert "saved at" not in line_of(stderr, "STOP", "00-a") and study.steps("a") == []
 
 
-def test_workers_of_a_killed_parent_save_and_stop(study):
+def test_the_worker_of_a_killed_parent_saves_and_the_next_make_waits_for_it(study):
     """Without a report, which would show that the pipe is closed."""
-    make = study.start(all={**SLOW, "silent": True})
-    study.wait_until(lambda: len(study.steps("a")) > 3)
-    os.kill(make.pid, signal.SIGKILL)
-    study.wait_until(lambda: study.status("a").state is State.INTERRUPTED)
-    done = len(study.steps("a"))
-    assert done < 80
-    assert study.make(all={**SLOW, "step_seconds": 0})[0] == 0
-    assert study.steps("a") == list(range(80))
-    assert study.journal()[1] == f"a-s1-a {done}"
-
-
-def test_waits_for_a_worker_that_outlives_its_parent(study):
-    slow = {"all": {"steps": 4, "step_seconds": 0.4}, "names": ["a"]}
+    slow = {"all": {"steps": 4, "step_seconds": 0.4, "silent": True}, "names": ["a"]}
     make = study.start(**slow)
     study.wait_until(lambda: len(study.steps("a")) == 1)
     os.kill(make.pid, signal.SIGKILL)
     # The old worker finishes its step before it stops; no other worker trains the run meanwhile.
     assert study.make(**slow)[0] == 0
-    assert study.steps("a") == list(range(4))
+    assert study.steps("a") == list(range(4)) and study.journal()[1] == "a-s1-a 2"
 
 
 def test_two_makes_train_each_run_once_and_both_wait_for_all(study):
@@ -188,18 +176,6 @@ def test_two_makes_train_each_run_once_and_both_wait_for_all(study):
     for _, stderr in outcomes:
         assert 0 < stderr.count("by another process") < 6
         assert stderr.count("DONE") == 5
-
-
-def test_the_run_of_a_killed_make_is_continued_by_its_helper(study):
-    slow = {**SLOW, "steps": 150}
-    first = study.start(all=slow, names=["a"])
-    study.wait_until(lambda: len(study.steps("a")) > 3)
-    second = study.start(all=slow, names=["a"])
-    study.wait_until(lambda: "WAIT" in second.stderr)
-    os.killpg(first.pid, signal.SIGKILL)
-    first.wait()
-    assert study.finish(second)[0] == 0
-    assert study.steps("a") == list(range(150))
 
 
 def test_a_make_stopped_until_its_lease_is_taken_writes_nothing_more(study):

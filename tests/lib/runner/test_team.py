@@ -16,15 +16,6 @@ def line_of_a(stderr: str) -> str:
     return line
 
 
-def test_all_ranks_train_and_one_writes(study):
-    code, _ = study.make(processes=3, names=["a"])
-    assert code == 0
-    assert study.status("a").state is State.SUCCESS
-    assert study.journal() == ["a-s1-a 0"]
-    ranks = (study.path("a") / "ranks.txt").read_text().split()
-    assert sorted(ranks) == ["0/3", "1/3", "2/3"]
-
-
 def test_a_rank_that_dies_takes_the_others_with_it(study):
     """Rank 0 would wait forever; it is killed, and the reported cause is the death of rank 1."""
     started = time.monotonic()
@@ -66,12 +57,13 @@ def test_the_first_error_is_told_and_not_what_follows_from_it(study):
     assert "   ZeroDivisionError: division by a fake" in line_of_a(stderr)
 
 
-def test_rank_0_may_take_its_time_once_the_others_have_ended_well(study):
+def test_all_ranks_train_one_writes_and_may_take_its_time_once_the_others_have_ended(study):
     """Rank 0 waits for its sidecar processes, which other ranks do not have."""
-    slow = {"steps": 2, "step_seconds": 0.5}
-    code, stderr = study.make(processes=2, grace=0.3, names=["a"], all=slow)
-    assert code == 0, stderr
-    assert study.status("a").state is State.SUCCESS
+    slow = {"steps": 2, "step_seconds": 0.4}
+    code, stderr = study.make(processes=3, grace=0.3, names=["a"], all=slow)
+    assert code == 0 and study.status("a").state is State.SUCCESS, stderr
+    ranks = (study.path("a") / "ranks.txt").read_text().split()
+    assert sorted(ranks) == ["0/3", "1/3", "2/3"] and study.journal() == ["a-s1-a 0"]
     patience = sidecar._PATIENCE_SECONDS
     assert patience + local.EXIT_TIMEOUT_SECONDS <= local.MAIN_RANK_EXIT_TIMEOUT_SECONDS
 

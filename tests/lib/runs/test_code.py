@@ -48,16 +48,25 @@ def root(git: Git) -> Path:
     return runs_code.ROOT
 
 
-def test_a_committed_tree_leaves_no_patch(root: Path, git: Git, tmp_path: Path) -> None:
+def test_a_committed_tree_leaves_no_patch(
+    root: Path, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "code.diff").write_text("of an earlier start\n")
-    (root / "results").mkdir()
-    (root / "results" / "table.md").write_text("generated\n")
-    (root / "texts").mkdir()
-    (root / "texts" / "tool.py").write_text("# Nothing imports it.\n")
+    for name in ("results/table.md", "texts/tool.py"):
+        (root / name).parent.mkdir()
+        (root / name).write_text("# Nothing imports it.\n")
     (root / "gpt2" / "model.py").touch()
-    assert head_commit().uncommitted == []
+    # The caller's repository is not asked; git sets these variables for hooks.
+    other = tmp_path / "other"
+    subprocess.run(["git", "init", "-q", other], check=True)
+    monkeypatch.chdir(other)
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    state = git_state()
+    monkeypatch.delenv("GIT_DIR")
+    monkeypatch.delenv("GIT_WORK_TREE")
     sha = git("rev-parse", "HEAD").decode().strip()
-    assert git_state() == {"git_sha": sha, "branch": "trunk", "dirty_tree": False}
+    assert state == {"git_sha": sha, "branch": "trunk", "dirty_tree": False}
     assert describe_tree() == "" and uncommitted_problems("paper_repro", allowed=False) == []
     assert write_code_patch(tmp_path) is None
     assert not (tmp_path / "code.diff").exists()
@@ -105,16 +114,14 @@ def test_the_patch_makes_the_same_code_from_the_commit(
     assert code(again) == code(root)
 
 
-@pytest.mark.parametrize(
-    "setting", ["diff.noprefix", "diff.mnemonicPrefix", "color.diff", "diff.external"]
-)
-def test_a_user_s_settings_change_no_patch(
-    root: Path, git: Git, tmp_path: Path, setting: str
-) -> None:
+def test_a_user_s_settings_change_no_patch(root: Path, git: Git, tmp_path: Path) -> None:
     edit(root, git)
     record = write_code_patch(tmp_path)
-    git("config", setting, {"color.diff": "always", "diff.external": "false"}.get(setting, "true"))
-    assert write_code_patch(tmp_path) == record
+    settings = dict.fromkeys(("diff.noprefix", "diff.mnemonicPrefix"), "true")
+    for name, value in {**settings, "color.diff": "always", "diff.external": "false"}.items():
+        git("config", name, value)
+        assert write_code_patch(tmp_path) == record, name
+        git("config", "--unset", name)
 
 
 def test_one_line_says_what_is_not_committed_and_what_to_type(root: Path, git: Git) -> None:
@@ -159,20 +166,6 @@ def test_the_refusal_of_another_user_s_tree_is_shown_as_git_gives_it(
     (problem,) = uncommitted_problems("paper_repro", allowed=False)
     assert "detected dubious ownership" in problem.what and "\n" not in problem.what
     assert problem.what.endswith(f"git config --global --add safe.directory {root}")
-
-
-def test_the_caller_s_repository_is_not_asked(
-    root: Path, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = git_state()
-    other = tmp_path / "other"
-    subprocess.run(["git", "init", "-q", other], check=True)
-    (other / "gpt2.py").write_text("")
-    monkeypatch.chdir(other)
-    # git sets these variables for hooks.
-    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
-    monkeypatch.setenv("GIT_WORK_TREE", str(other))
-    assert git_state() == here and here["dirty_tree"] is False
 
 
 def test_a_patch_that_git_cannot_make_is_an_error(root: Path, git: Git, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 import json
 import os
 import resource
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -55,33 +53,29 @@ def test_numbers_grow_and_one_file_is_left(run: RunDir) -> None:
         assert current_holder(run) is None
 
 
-def test_a_process_that_ends_on_a_full_disk_leaves_no_lease_behind(run: RunDir) -> None:
+def adopt(lease: Lease, run: RunDir) -> None:
+    with Lease.adopt(run, lease.token):
+        os._exit(1)
+
+
+@pytest.mark.parametrize("write", [lambda lease, run: lease.release(), adopt])
+def test_on_a_full_disk_the_record_before_is_left_and_a_dead_process_holds_nothing(
+    run: RunDir, write: Callable[[Lease, RunDir], None]
+) -> None:
     process = os.fork()
     if process == 0:
         lease = Lease.take(run, SECONDS, None)
         # A file-size limit simulates a full disk: the write fails.
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-        lease.release()
-        os._exit(0)
-    assert os.waitpid(process, 0)[1] == 0
-    require_free(run)
-    assert run.leases() == [1]
-
-
-def test_a_worker_on_a_full_disk_leaves_its_runners_record(run: RunDir) -> None:
-    lease = Lease.take(run, SECONDS, None)
-    assert lease is not None
-    record = run.lease(1).read_bytes()
-    process = os.fork()
-    if process == 0:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         try:
-            with Lease.adopt(run, lease.token):
-                os._exit(1)
-        except OSError:
+            write(lease, run)
+        finally:
             os._exit(0)
     assert os.waitpid(process, 0)[1] == 0
-    assert run.lease(1).read_bytes() == record
+    lease = read_lease(run)
+    assert run.leases() == [1] and lease and lease.holder and not lease.holder.free
+    require_free(run)
+    assert lease.holder.runner == process and not lease.holder.worker
 
 
 def test_of_many_that_saw_the_same_lease_one_takes_it(run: RunDir) -> None:
@@ -141,27 +135,17 @@ def test_another_rank_writes_while_rank_0_has_the_lease(run: RunDir, token: int)
         guard()
 
 
-def test_a_dead_process_of_this_machine_holds_nothing(run: RunDir) -> None:
-    code = (
-        "import sys; from pathlib import Path; from lib.runs.lease import Lease;"
-        "from lib.runs.run_dir import RunDir; Lease.take(RunDir(Path(sys.argv[1])), 60, None)"
-    )
-    subprocess.run([sys.executable, "-c", code, str(run.path)], check=True)
-    assert run.leases() == [1] and current_holder(run) is None
-    assert LeaseObserver().look(run)[1] == "free"
-    # Another process with the number of the dead one, and a machine that cannot be looked at.
-    edit(run, runner=os.getpid())
-    assert current_holder(run) is None
-    edit(run, machine="another")
-    assert str(current_holder(run))
-
-
-def test_the_worker_keeps_the_lease_of_a_dead_runner(run: RunDir) -> None:
+def test_a_lease_is_free_once_runner_and_worker_are_dead(run: RunDir) -> None:
     assert Lease.take(run, SECONDS, None)
     with Lease.adopt(run, 1) as lease:
         edit(run, runner=2**22 + 1)
-        assert current_holder(run) is not None
+        assert current_holder(run) is not None and LeaseObserver().look(run)[1] == "unknown"
         lease.require()
+    # Another process with the number of the dead one, and a machine that cannot be looked at.
+    edit(run, worker=os.getpid(), worker_start=1)
+    assert current_holder(run) is None and LeaseObserver().look(run)[1] == "free"
+    edit(run, machine="another")
+    assert str(current_holder(run))
 
 
 def test_without_clocks_a_silent_holder_loses_the_lease_and_a_renewed_one_does_not(

@@ -23,11 +23,8 @@ def record(tmp_path: Path) -> RunRecord:
 
 def test_a_finished_run_is_read_with_types(record: RunRecord) -> None:
     assert record.status is not None and record.status.state is State.SUCCESS
-    assert record.code.dirty_tree is False
-    assert (
-        record.hardware.gpu_name is None
-        and record.manifest.value(int, "processes", "world_size") == 1
-    )
+    assert record.code.dirty_tree is False and record.hardware.gpu_name is None
+    assert record.manifest.value(int, "processes", "world_size") == 1
     assert record.final.tokens == 2048 and record.timing.train_seconds == 61.0
     assert record.symbols == {"SEED": 1}
     assert [document.item_id for document in record.documents] == ["x", "y"]
@@ -39,20 +36,24 @@ def test_a_finished_run_is_read_with_types(record: RunRecord) -> None:
     assert record.summary is first
 
 
-@pytest.mark.parametrize("name", ["manifest", "summary", "config", "documents", "metrics"])
+FILES = {
+    "manifest": "manifest.json",
+    "summary": "summary.json",
+    "config": "resolved_config.yaml",
+    "documents": "per_query.csv",
+    "metrics": "metrics.jsonl",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_an_absent_file_is_missing_and_an_unreadable_one_is_damaged(
     record: RunRecord, name: str
 ) -> None:
-    files = {"config": record.run.resolved_config, "documents": record.run.per_query}
-    path = files.get(name, record.run.path / f"{name}.json")
-    path = record.run.metrics if name == "metrics" else path
-    path.write_bytes(b"\xff\n")
-    with pytest.raises(DamagedRecord) as damaged:
-        getattr(record, name)
-    path.unlink()
-    with pytest.raises(MissingRecord) as missing:
-        getattr(record, name)
-    for caught in (damaged, missing):
+    path = record.run.path / FILES[name]
+    for error in (DamagedRecord, MissingRecord):
+        path.write_bytes(b"\xff\n") if error is DamagedRecord else path.unlink()
+        with pytest.raises(error) as caught:
+            getattr(record, name)
         assert caught.value.file == path and caught.value.codes == ["run.damaged"]
         assert str(path) in caught.value.problems[0].where
 
@@ -165,13 +166,9 @@ def test_the_state_of_a_run_is_one_word(tmp_path: Path, state: State, word: str)
     run = RunDir(tmp_path)
     write_status(run, RunStatus(state, 1, "loss is nan\nat step 3"))
     record = RunRecord(run)
-    assert (record.state, record.is_done) == (word, False)
-    assert record.unfinished is not None
-
-
-def test_a_finished_run_with_all_files_is_done(tmp_path: Path) -> None:
-    complete(RunDir(tmp_path))
-    record = RunRecord(RunDir(tmp_path))
+    assert (record.state, record.is_done) == (word, False) and record.unfinished is not None
+    complete(run)
+    record = RunRecord(run)
     assert (record.state, record.damage, record.unfinished) == ("done", "", None)
 
 
