@@ -200,6 +200,11 @@ class RunRecord:
     planned: object = field(default=None, compare=False)
     _derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
+    manifest = cached_property(lambda record: JsonRecord.read(record.run.manifest))
+    # Final results, and volatile results under ``timing``.
+    summary = cached_property(lambda record: JsonRecord.read(record.run.summary))
+    # JSON, which is valid YAML.
+    config = cached_property(lambda record: JsonRecord.read(record.run.resolved_config))
     code = _of(lambda record: record.manifest, CodeRecord, "code")
     hardware = _of(lambda record: record.manifest, HardwareRecord, "hardware")
     final = _of(lambda record: record.summary, FinalResults, "final")
@@ -311,10 +316,6 @@ class RunRecord:
             return {}
 
     @cached_property
-    def manifest(self) -> JsonRecord:
-        return JsonRecord.read(self.run.manifest)
-
-    @cached_property
     def sources(self) -> Mapping[str, str]:
         """Return file → SHA-256 of all loaded code; empty if it was not recorded."""
         sources = self.manifest.find("origin", "sources")
@@ -329,16 +330,6 @@ class RunRecord:
         attempts = self.manifest.value(list, "volatile", "attempts")
         place = ("volatile", "attempts")
         return [typed(AttemptRecord, each, self.run.manifest, place) for each in attempts]
-
-    @cached_property
-    def summary(self) -> JsonRecord:
-        """Return ``summary.json``: final results, and volatile results under ``timing``."""
-        return JsonRecord.read(self.run.summary)
-
-    @cached_property
-    def config(self) -> JsonRecord:
-        """Return ``resolved_config.yaml``: JSON, which is valid YAML."""
-        return JsonRecord.read(self.run.resolved_config)
 
     @cached_property
     def documents(self) -> Sequence[DocumentResult]:
@@ -370,32 +361,30 @@ class RunRecord:
 
     @cached_property
     def timings(self) -> Sequence[TimingRow]:
-        return typed_rows(TimingRow, self.run.timing, self._lines(self.run.timing))
+        return self._rows(TimingRow, self.run.timing)
 
     @cached_property
     def telemetry(self) -> Sequence[TelemetrySample]:
-        return typed_rows(TelemetrySample, self.run.telemetry, self._lines(self.run.telemetry))
+        return self._rows(TelemetrySample, self.run.telemetry)
 
     @cached_property
     def heartbeats(self) -> Mapping[int, Sequence[HeartbeatRow]]:
         """Return the heartbeats of each rank, the newest last."""
         files = self.run.heartbeats().items()
-        return {rank: typed_rows(HeartbeatRow, path, self._lines(path)) for rank, path in files}
+        return {rank: self._rows(HeartbeatRow, path) for rank, path in files}
 
     def forget_rows(self) -> None:
         """Free the rows of files, which of a whole study would fill the memory."""
-        for name in _ROWS:
+        metrics = "metrics_fields", "metrics", "train_rows", "eval_rows"
+        for name in (*metrics, "documents", "timings", "telemetry", "heartbeats"):
             vars(self).pop(name, None)
+
+    def _rows(self, kind: type[T], path: Path) -> Sequence[T]:
+        return typed_rows(kind, path, self._lines(path))
 
     def _lines(self, path: Path, *, growing: bool = True) -> list[dict[str, Any]]:
         content = read_record(path, "one JSON object per line")
         return parse_json_lines(path, content, growing=growing)
-
-
-_ROWS = (
-    *("documents", "metrics_fields", "metrics", "train_rows", "eval_rows", "timings", "telemetry"),
-    "heartbeats",
-)
 
 
 def derived(
