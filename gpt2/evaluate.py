@@ -1,9 +1,6 @@
 """Evaluation: loss on a fixed list of held-out windows, per document and in total.
 
-The total is the mean over tokens, not over batches, and can be recomputed from the per-document
-rows. Evaluation is deterministic and does not change the RNG state of training.
-
-Batches do not depend on the world size; each rank evaluates its share of them.
+The total is the mean over tokens. Batches do not depend on the world size; each rank evaluates a share.
 
 B rows of a batch, T tokens, W windows, M confidence bins, S sums per window.
 """
@@ -76,10 +73,7 @@ class Evaluator:
         group: ProcessGroup | None = None,
         report: Callable[[float], object] = lambda share: None,
     ) -> None:
-        """Select the windows. Raises ConfigError if EVAL_TOKENS is less than one window.
-
-        ``report`` receives the share of the windows that are done, before each batch.
-        """
+        """Select the windows; ``report`` receives the share that is done. Raises ConfigError."""
         self._machine = config.machine
         self.split = split
         self._block_size = config.model.shape.block_size
@@ -109,10 +103,7 @@ class Evaluator:
         return EvaluationResult(_documents(self.windows, rows), _calibration(rows))
 
     def _measure(self, model: GPT, stop: Callable[[], bool]) -> Tensor | None:
-        """Return the rows of the batches of this rank, [W, S], with zeros for other ranks.
-
-        Returns None if ``stop`` returned true.
-        """
+        """Return the rows of the batches of this rank, [W, S], 0 for others; None after ``stop``."""
         columns = 3 + 3 * CALIBRATION_BINS
         rows_WS = torch.zeros(len(self.windows), columns, dtype=torch.float64, device=self._device)
         first = 0

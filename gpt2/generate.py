@@ -44,10 +44,7 @@ class SamplingOptions:
                 raise ConfigError(Problem(what, name, advice, code="usage.out-of-range"))
 
     def distribution(self, logits_V: Tensor) -> Tensor:
-        """Return the probability of every token in fp32, for a temperature above 0.
-
-        Top-k is applied first, then the nucleus. Ties are broken in favor of the lower token id.
-        """
+        """Return the probability of every token in fp32: of the top k, then the nucleus, lower ids first."""
         # Divide values <= 0 in fp64: a tiny temperature then gives 0 and -inf, never NaN.
         below_V = (logits_V.float() - logits_V.max()).double() / self.temperature
         weights_V = torch.softmax(below_V.float(), dim=-1)
@@ -108,10 +105,7 @@ def generate(
 
 @contextmanager
 def _evaluating(model: GPT) -> Iterator[None]:
-    """Switch to evaluation mode without gradients, and restore the mode on exit.
-
-    It is entered per token, because the caller may use the model between two tokens.
-    """
+    """Switch to evaluation without gradients, per token: the caller may train between two."""
     training = model.training
     model.eval()
     try:

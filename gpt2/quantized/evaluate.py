@@ -1,11 +1,7 @@
 """Re-evaluation of a finished run, with original weights or after post-training quantization.
 
-Quantization rounds weights to a few bits and dequantizes them. Quantized are the matrices of linear
-layers in the blocks; embeddings, the head tied to them, norms, biases and constants of mechanisms are
-unchanged. Products are computed in the precision of the run from the dequantized values. The results
-are written to a separate folder; the files of the run are read-only.
-
-O outputs, I inputs of a linear layer.
+Quantized and dequantized are the matrices of linear layers in the blocks; products have the precision
+of the run. Results have a folder of their own. O outputs, I inputs of a linear layer.
 """
 
 import logging
@@ -49,10 +45,7 @@ RoundTrip = Callable[[Tensor], tuple[Tensor, int]]
 
 @torch.no_grad()
 def quantize(model: GPT, scheme: str) -> dict[str, Any]:
-    """Quantize the weights of ``model`` in place, on their device; return the record of the summary.
-
-    It has the numbers of quantized and of other elements, and the storage size of all weights.
-    """
+    """Quantize the weights of ``model`` in place; return scheme, counts and stored bytes."""
     rounded = stored = 0
     if scheme != "none":
         round_trip = quantize_dequantize_int8 if scheme == "int8" else _four_bits(scheme)
@@ -75,10 +68,7 @@ def quantize(model: GPT, scheme: str) -> dict[str, Any]:
 
 
 def quantize_dequantize_int8(weight_OI: Tensor) -> tuple[Tensor, int]:
-    """Return the dequantized int8 weights and their storage size in bytes.
-
-    Each output has one scale: its largest magnitude / 127.
-    """
+    """Return int8 weights, dequantized, and their bytes; the scale of a row is its largest magnitude / 127."""
     scale_O1 = weight_OI.abs().amax(dim=1, keepdim=True) / _INT8_MAX
     # A row of zeros has scale 0; avoid dividing by it.
     codes_OI = torch.round(weight_OI / torch.where(scale_O1 > 0, scale_O1, 1.0)).to(torch.int8)
@@ -173,10 +163,7 @@ def _require_data_of(run: RunDir, digest: str) -> None:
 
 
 def _write(run: RunDir, scheme: str, rows: str, summary: dict[str, Any]) -> None:
-    """Write rows and summary (the summary last), and log where they are.
-
-    With original weights, also log whether the rows are identical to those of the run.
-    """
+    """Write rows and summary, the summary last; of original weights, log whether the rows are the same."""
     folder = run.evaluation(scheme)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / run.per_query.name, rows)

@@ -11,10 +11,7 @@ PACKAGE = "bitsandbytes"
 
 
 def parse_schemes(text: str) -> list[str]:
-    """Return the schemes in ``text``, such as ``int8`` or ``none,nf4``; empty means none.
-
-    Raises ConfigError if a scheme is unknown, PreflightError if a required package is missing.
-    """
+    """Return the schemes in ``text``, such as ``none,nf4``. Raises ConfigError or PreflightError."""
     names = list(dict.fromkeys(text.replace(",", " ").split())) or ["none"]
     if unknown := [name for name in names if name not in SCHEMES]:
         what = f"unknown scheme {unknown[0]!r} (expected {', '.join(SCHEMES)})"

@@ -100,11 +100,7 @@ def copy_weights(model: GPT, tensors: Mapping[str, Tensor], *, native: bool = Fa
 
 
 def to_hf(weights: Mapping[str, Tensor], theirs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Convert native weights to the GPT-2 described by ``theirs``, without the tied head.
-
-    Padding rows of ``wte`` are removed. Biases that the model lacks become zeros: the function is
-    the same.
-    """
+    """Convert native weights to the GPT-2 described by ``theirs``: without padding and head, with biases."""
     tensors = {name: hf.convert_layout(name, tensor) for name, tensor in weights.items()}
     tensors["wte.weight"] = tensors["wte.weight"][: theirs["vocab_size"]]
     for name, shape in hf.shapes(theirs).items():

@@ -96,11 +96,7 @@ def _require_same_model(
     hf_config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Raise ConfigError unless transformers' GPT-2 of ``hf_config`` computes what the model does.
-
-    An activation names the function of transformers that it equals; the name may be wrong. A kind of
-    component may be missing in ``unsupported_components``.
-    """
+    """Raise ConfigError unless transformers' GPT-2 of ``hf_config`` computes what the model does."""
     ours = GPT(model).eval().double()
     idx_BT = torch.arange(min(_COMPARED_TOKENS, model.shape.block_size))[None] * 7919
     try:
@@ -164,10 +160,7 @@ def model_code(model: ModelConfig) -> dict[str, str]:
 
 
 def _any_device(model: ModelConfig) -> ModelConfig:
-    """Return the model without padding, and without the choice of a kernel that a machine may lack.
-
-    The code of an exported model does not contain the Triton kernels, which auto selects on a GPU.
-    """
+    """Return the model without padding, and without Triton kernels, which an export does not contain."""
     auto = dataclasses.replace(model.attention, backend=model.attention.backend and "auto")
     plain = "triton" not in dataclasses.replace(model, attention=auto).backends("gpu")
     attention = dataclasses.replace(

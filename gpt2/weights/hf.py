@@ -97,10 +97,7 @@ def options_of(value: Any) -> Iterator[Any]:
 
 
 def unsupported_components(model: ModelConfig) -> list[str]:
-    """Return the components of ``model`` that transformers' GPT-2 does not support.
-
-    Every options class is one, unless it is listed here.
-    """
+    """Return the components that transformers' GPT-2 lacks: all options classes but those listed here."""
     return [
         part.name
         for part in options_of(model)

@@ -24,10 +24,7 @@ _DTYPES = {"F32", "F16", "BF16"}
 
 
 def weight_mismatches(folder: Path, model: ModelConfig) -> list[Problem]:
-    """Return every mismatch between the weights of a folder and ``model``, without reading tensors.
-
-    Raises PreflightError if files are missing or inconsistent with each other.
-    """
+    """Return every mismatch of a folder's weights with ``model``, from headers. Raises PreflightError."""
     _, *weights = weight_files(folder)
     if is_native(folder):
         texts = _native_mismatches(model, read_resolved_config(run_of(folder)).model)

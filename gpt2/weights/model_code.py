@@ -1,11 +1,7 @@
 """The files of code in an exported model: the modules of this tree that it imports, in one flat folder.
 
-A module is copied as it is, except for its imports of the tree and the namespace of its operators. The
-imports become relative ones, because transformers copies
-the files that ``from .name import`` names, and no folders. Three kinds of imports within functions
-raise ImportError instead: those that expect it (``except ImportError``: kernels that need triton),
-those of a component that the model does not have, and those of packages that transformers does not
-need (liger-kernel, which the loss of an exported model does not use).
+Imports become relative: transformers copies what ``from .name import`` names, and no folders. Those
+that may fail (triton), of absent components and of absent packages raise ImportError.
 """
 
 import ast
@@ -28,11 +24,7 @@ _OWN_OPERATOR = r'"export_" + __name__.encode().hex() + "::\1"'
 
 
 def model_files(entries: Iterable[str], built: set[type]) -> dict[str, str]:
-    """Return name → text of the copies of ``entries`` and of all modules that they need.
-
-    ``built`` are the classes of the model's torch modules; within a function, the import of any other
-    such class is not followed.
-    """
+    """Return name → text of the copies of ``entries`` and of all that a model of the classes ``built`` needs."""
     texts: dict[str, str] = {}
     pending = list(entries)
     while pending:

@@ -1,8 +1,6 @@
 """The model with the interface of transformers, for folders that ``make export`` writes.
 
-An export contains this module and those that it imports: see ``model_code``. The options of the model
-are in config.json. Each argument takes effect as in transformers' GPT-2, or is refused by name.
-
+Each argument takes effect as in transformers' GPT-2, or is refused by name.
 Shapes: B batch, T tokens, C n_embd, V vocabulary.
 """
 

@@ -18,11 +18,7 @@ _ITERATION = re.compile(r"@([0-9]{1,9})$", re.ASCII)
 
 @dataclass(frozen=True)
 class InitialWeightsOptions:
-    """Options of the initial weights: "" for random initialization, or the source.
-
-    ``hf:…`` is a folder or a model of the hub, ``run:…`` a finished run, ``run:…@240`` the checkpoint that
-    it kept of an iteration.
-    """
+    """Initial weights: "" for random ones, ``hf:…`` a folder or model of the hub, ``run:…`` a finished run."""
 
     init_from: str = kconfig_field("INIT_FROM")
     # Other values for the same seed.

@@ -72,10 +72,7 @@ def run_of(folder: Path) -> RunDir:
 
 
 def download_weights(config: Config, build_dir: Path) -> Path:
-    """Return the folder of the weights; download them once from the hub if they are missing.
-
-    Raises PreflightError if the hub is unreachable or the model does not exist.
-    """
+    """Return the folder of the weights, downloaded once if missing. Raises PreflightError."""
     path = weights_folder(config, build_dir)
     if not config.init.is_hub or _complete(path):
         return path

@@ -21,11 +21,7 @@ from lib.runs.run_dir import RunDir
 
 
 def load_run(path: str | Path) -> GPT:
-    """Load a model from a run directory or an exported folder, on the CPU in evaluation mode.
-
-    Raises ConfigError if the folder has no valid configuration or the configuration does not match
-    the weights, PreflightError if the weights are missing or damaged.
-    """
+    """Load a run directory or an export, on the CPU in evaluation mode. Raises ConfigError, PreflightError."""
     folder = Path(path)
     config = read_resolved_config(RunDir(folder))
     is_export = (folder / CONFIG_FILE).exists()
@@ -51,11 +47,7 @@ class Trained:
 
 
 def open_trained(run: RunDir, build_dir: Path) -> Trained:
-    """Load a finished run; DATA_DIR of the tokenizer files is relative to ``build_dir``.
-
-    Raises ConfigError if the run was made by other code, PreflightError if its weights are missing
-    or damaged.
-    """
+    """Load a finished run, with its tokenizer. Raises ConfigError or PreflightError."""
     config = read_resolved_config(run, build_dir)
     vocabulary = tokenizer.load_tokenizer(
         config.data.tokenizer, data_folder(config.data, build_dir)

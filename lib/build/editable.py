@@ -1,9 +1,7 @@
 """PEP 660 build backend: an editable install is one ``.pth`` line that points to this tree.
 
-Standard library only: hatchling would do the same, but pip would download it, with four packages,
-for every build, outside the pinned set, and an install without a network would fail; setuptools
-writes into the tree, which may be read-only. A regular install is rejected, because Kconfig files,
-defconfigs and scripts are used in place.
+Standard library only, since others are downloaded for every build, or write into the tree. A regular
+install is rejected: Kconfig files, defconfigs and scripts are used in place.
 """
 
 import base64

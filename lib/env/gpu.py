@@ -81,10 +81,7 @@ _NOISE = r"nvidia|amd|geforce|radeon|instinct|tesla|pro|sxm\d?|pcie|hbm\d?e?|gib
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU with this name, in any common spelling (``A100 80GB``, ``NVIDIA A10G``).
-
-    Raises ConfigError listing the closest names if the name is unknown or ambiguous.
-    """
+    """Return the GPU with this name, in any common spelling. Raises ConfigError with the closest names."""
     key = _key(name)
     keys = {_key(gpu_name): gpu for gpu_name, gpu in GPUS.items()}
     if key in keys:

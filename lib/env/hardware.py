@@ -51,11 +51,7 @@ def _driver_version() -> str | None:
 
 
 def probe_hardware(folder: Path, device: torch.device) -> dict[str, Any]:
-    """Write the hardware record to ``folder`` and return the content of ``hw.json``.
-
-    GPUs are queried only if ``device`` is a GPU, because this creates a context on it. Raises
-    PreflightError if the folder is not writable.
-    """
+    """Write the hardware record to ``folder``; return the content of hw.json. Raises PreflightError."""
     record = describe_hardware(folder, device)
     try:
         folder.mkdir(parents=True, exist_ok=True)

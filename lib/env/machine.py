@@ -1,8 +1,4 @@
-"""Setup of the machine according to the configuration.
-
-``worker_environment`` has the variables that must be set before torch starts; ``set_up`` applies all
-other settings in the training process, after ``lib.env.preflight`` has passed.
-"""
+"""Setup of the machine: variables that torch reads when it starts, and settings of a training process."""
 
 import os
 import warnings
@@ -33,10 +29,7 @@ WORKSPACE_VARIABLE, WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
 def worker_environment(machine: MachineConfig) -> dict[str, str]:
-    """Return the environment variables of a worker, which libraries read once, when loaded.
-
-    What the user has set for waiting threads remains.
-    """
+    """Return the variables of a worker, read once by libraries; the user's on waiting threads remain."""
     variables = {"OMP_NUM_THREADS": str(machine.cpu_threads)}
     if machine.device == "cpu":
         if not {SPIN_VARIABLE, "OMP_WAIT_POLICY"} & os.environ.keys():
@@ -78,8 +71,7 @@ def set_up(machine: MachineConfig, process: ProcessRank, processes: int = 1) -> 
 class NarrowProducts:
     """Replacement of torch's kernels on a CPU: fp32 products of bf16 values, rounded to bf16 once.
 
-    Without instructions for bf16, torch computes the product by a scalar loop, which accumulates in
-    fp32 too and takes ten times as long. Autocast and autograd come before the kernels and see bf16.
+    Without instructions for bf16, torch's scalar loop takes ten times as long.
     """
 
     def __init__(self) -> None:

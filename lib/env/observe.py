@@ -94,11 +94,7 @@ def require_no_deviations(settings: Mapping[str, Setting]) -> None:
 def selected_sdpa_backend(
     q_BNTH: torch.Tensor, kv_heads: int, dropout: float, seen: Mapping[str, Any]
 ) -> str:
-    """Return the kernel torch selects for attention: flash, efficient, cudnn or math.
-
-    ``seen`` contains the mask arguments of ``scaled_dot_product_attention``. Raises RuntimeError if
-    no allowed kernel supports the input.
-    """
+    """Return the kernel torch selects for attention with the masks ``seen``. Raises RuntimeError if none."""
     batch, heads, length, width = q_BNTH.shape
     k, v = (q_BNTH.new_empty(batch, kv_heads, length, width).requires_grad_() for _ in "kv")
     with warnings.catch_warnings():

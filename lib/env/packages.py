@@ -1,7 +1,4 @@
-"""Detection of the environment of the running interpreter from its folder, not from variables.
-
-A variable such as CONDA_DEFAULT_ENV can be set by anybody and stays set outside its environment.
-"""
+"""The running interpreter's environment and packages, from its folder: variables stay set outside of it."""
 
 import hashlib
 import importlib.metadata
@@ -66,10 +63,7 @@ _INFO = re.compile(r"(?P<name>[^-]+(?:-[^0-9][^-]*)*)-(?P<version>[^-]+)(?:-py[\
 
 
 def installed_packages(path: Sequence[str] | None = None) -> dict[str, str]:
-    """Return name → version, sorted by name, of the packages in ``path`` (default sys.path).
-
-    Folder names are parsed: ten times faster than metadata. Of several, the first counts.
-    """
+    """Return name → version of the packages in ``path``, by folders: ten times faster than metadata."""
     packages: dict[str, str] = {}
     for entry in filter(None, sys.path if path is None else path):
         for kind in ("dist-info", "egg-info"):

@@ -1,8 +1,4 @@
-"""Checks of machine, GPU, Python environment and disk before a run starts.
-
-Each check returns its problems, so that the user sees all at once. torch is imported by the checks of
-the device only.
-"""
+"""Checks of machine, GPU, Python environment and disk, which return their problems; torch only for devices."""
 
 import importlib.util
 import os

@@ -133,10 +133,7 @@ class ProcessGroup:
             self.barrier()
 
     def share_gradients(self, module: nn.Module, safe: bool = False) -> nn.Module:
-        """Return ``module`` wrapped so that ``backward`` averages gradients over the ranks.
-
-        Weights must be equal on every rank. Delete the result before leaving the group.
-        """
+        """Return ``module`` wrapped to average gradients over the ranks; delete it before leaving the group."""
         if self.size == 1:
             return module
         # None is torch's default. Buckets contain copies of the gradients.
@@ -146,10 +143,7 @@ class ProcessGroup:
         return shared
 
     def shard(self, module: M, blocks: Iterable[nn.Module], device: torch.device) -> M:
-        """Shard ``module`` in place, and return its copy without weights: see ``lib.env.sharded``.
-
-        Its backward averages gradients. Delete the module before leaving the group.
-        """
+        """Shard ``module`` in place; return its copy without weights. Delete it before leaving the group."""
         blank = shard_parameters(module, blocks, device)
         self._wrapped_modules.add(module)
         return blank

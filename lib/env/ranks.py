@@ -30,10 +30,7 @@ class ProcessRank:
 
 
 def current_process(variables: Mapping[str, str] = os.environ) -> ProcessRank:
-    """Return the process described by the variables of torchrun.
-
-    Raises PreflightError if one of them is not a number.
-    """
+    """Return the process described by torchrun's variables. Raises PreflightError unless they are numbers."""
     numbers = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     numbers = {name: variables.get(name, default) for name, default in numbers.items()}
     for name, text in numbers.items():
@@ -46,10 +43,7 @@ def current_process(variables: Mapping[str, str] = os.environ) -> ProcessRank:
 
 
 def rank_environment(rank: int, world_size: int, rendezvous: Path) -> dict[str, str]:
-    """Return the environment of one of ``world_size`` processes on this machine.
-
-    ``rendezvous`` is a file that must not exist yet.
-    """
+    """Return the variables of a process on this machine; the file ``rendezvous`` must not exist yet."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),

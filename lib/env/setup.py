@@ -1,7 +1,6 @@
 """Set-up of the Python environment, before any package is installed: standard library only.
 
-make runs it if the stamp of its ``.venv`` is not current, or if another environment is active. That
-one is only checked: nothing is installed into an environment of the user.
+An environment of the user is only checked: nothing is installed into it.
 """
 
 import sys
@@ -128,10 +127,7 @@ def _create(venv: Path) -> None:
 
 
 def _run(command: Sequence[str], *, quiet: bool = False) -> None:
-    """Run a command in the tree, its output on stderr. Raises RunError if it fails.
-
-    If ``quiet``, the last line of its output is one line of a terminal; a failure shows more.
-    """
+    """Run a command in the tree; ``quiet`` shows its last line. Raises RunError if it fails."""
     output = subprocess.PIPE if quiet else sys.stderr
     width, lines = console.terminal_columns(sys.stderr), deque[str](maxlen=40)
     with subprocess.Popen(

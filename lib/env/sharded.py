@@ -64,10 +64,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def whole_state(value: Any, kept: bool) -> Any:
-    """Return nested mappings and sequences with every sharded tensor gathered on the CPU.
-
-    Without ``kept``, as on ranks that write nothing, empty tensors replace them.
-    """
+    """Return nested values with sharded tensors gathered on the CPU, or, unless ``kept``, emptied."""
     if isinstance(value, Tensor):
         if not is_sharded(value):
             return value

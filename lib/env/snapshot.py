@@ -1,8 +1,6 @@
-"""Snapshot of the environment: installed packages as reported by pip, conda or uv.
+"""Snapshot of the environment: installed packages as reported by pip, conda or uv, without credentials.
 
-The snapshot is taken in the build folder and copied to each run, so that the run's folder describes
-its environment completely. Exit status and output of every command are checked, and credentials are
-removed.
+It is taken in the build folder, and copied to each run.
 """
 
 import io
@@ -46,10 +44,7 @@ _TIMEOUT_SECONDS = 120
 def refresh_snapshot(
     folder: Path, config: EnvironmentConfig, interpreter: Interpreter, root: Path = ROOT
 ) -> None:
-    """Take a snapshot in ``folder``, unless the existing one is recent and still valid.
-
-    Raises PreflightError listing every command that failed, or if the folder is not writable.
-    """
+    """Take a snapshot in ``folder`` unless the existing one is valid. Raises PreflightError."""
     packages, lock = installed_packages(), root / config.lock_file
     # A missing lock file is a problem of its own.
     locked = lock.is_file()
@@ -186,10 +181,7 @@ def _pip_check(policy: str, interpreter: Interpreter) -> dict[str, Any] | None:
 
 
 def run_program(command: Sequence[str]) -> tuple[int, str, str]:
-    """Return exit code, stdout and stderr of ``command``.
-
-    Raises PreflightError if the program cannot be started or times out.
-    """
+    """Return exit code, stdout and stderr. Raises PreflightError if it cannot run or times out."""
     try:
         process = subprocess.run(
             command,
@@ -248,10 +240,7 @@ def copy_snapshot(build_dir: Path, run: RunDir) -> None:
 
 
 def observed_environment(run: RunDir, policy: str) -> dict[str, Any]:
-    """Return facts of the running environment and digests of the snapshot in the run's folder.
-
-    ``policy`` is the configured one; the rest is detected. No fact depends on time.
-    """
+    """Return the configured ``policy``, the detected environment, and digests of the run's snapshot."""
     here = current_interpreter()
     return {
         "policy": policy,

@@ -1,7 +1,4 @@
-"""Estimate of the training speed from a matrix product of a tenth of a second; without torch.
-
-It is measured in a separate process, because the BLAS library reads its thread count once.
-"""
+"""Estimate of the training speed from a matrix product, in a process that sets its threads, without torch."""
 
 import os
 import subprocess
@@ -28,10 +25,7 @@ _REPETITIONS = 5
 
 
 def flops_per_second(machine: MachineConfig) -> float | None:
-    """Estimate the training speed of one run in FLOP/s, within a factor of about two.
-
-    Returns None if only a run can measure the speed: for a GPU, and for emulated bf16.
-    """
+    """Estimate FLOP/s of one run within a factor of two; None for a GPU and emulated bf16."""
     if machine.device != "cpu" or emulates_bf16(machine):
         return None
     speedup = _BF16_SPEEDUP if machine.precision == "bf16" else 1.0

@@ -25,11 +25,7 @@ _POLL_SECONDS = 0.5
 
 
 def mirror(run: RunDir, name: str, ended: Callable[[float], bool]) -> None:
-    """Send all new records of ``run`` to the tracker ``name`` until ``ended(seconds)``, which waits
-    up to that many seconds for the end of the run, returns true.
-
-    Errors of the tracker are raised.
-    """
+    """Send the records of ``run`` to the tracker ``name`` until ``ended(seconds)``; raise its errors."""
     with file_lock(run.trackers / f"{name}.lock"):
         position_path = run.trackers / f"{name}.json"
         position = ReadCursor.read(position_path)

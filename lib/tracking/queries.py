@@ -41,10 +41,7 @@ def open_source(args: argparse.Namespace) -> RunSource:
 
 
 def query_run(description: str | None) -> tuple[RunSource, RunRef, bool]:
-    """Parse the command line; return the source, the named run, and whether to print JSON.
-
-    Raises ConfigError unless exactly one run matches.
-    """
+    """Parse the command line; return source, run and whether to print JSON. Raises ConfigError."""
     parser = query_parser(description)
     parser.add_argument("--run-name", required=True, help="name or tracker id of the run")
     args = parser.parse_args()
@@ -105,10 +102,7 @@ _SYSTEM = {
 
 
 def query_gpu_usage(description: str | None, *, full: bool) -> str:
-    """Return the GPU usage of the run of the command line; ``full``: of each GPU, too.
-
-    Raises PreflightError if the run has no GPU metric.
-    """
+    """Return the GPU usage of the run, ``full``: of each GPU too. Raises PreflightError if it has none."""
     source, run, as_json = query_run(description)
     series = _series(source.history(run))
     values = {name: series[name] for name in _OVER_ALL if name in series}

@@ -1,8 +1,4 @@
-"""Sidecar processes of a training run: mirrors to trackers and the telemetry sampler.
-
-Sidecars are isolated from the training process: it does not share errors, threads or random
-generators with them.
-"""
+"""Sidecar processes of a training run, isolated from it: mirrors to trackers and the telemetry sampler."""
 
 import os
 import select

@@ -73,10 +73,7 @@ class WandbServerSource:
     advice = "choose another project: --project NAME, --entity NAME"
 
     def __init__(self, entity: str) -> None:
-        """Connect as ``entity``; "" selects the account's default entity.
-
-        Raises PreflightError if the server is unreachable.
-        """
+        """Connect as ``entity``; "" is the account's default. Raises PreflightError if unreachable."""
         # Importing wandb takes half a second and only this source needs it.
         import wandb
 
@@ -122,10 +119,7 @@ RunSource = RunDirSource | WandbServerSource
 
 
 def list_runs(source: RunSource, project: str) -> Sequence[RunRef]:
-    """Return the runs of ``project`` (all projects if empty), sorted by name.
-
-    Raises ConfigError if there is none.
-    """
+    """Return the runs of ``project`` ("": of all), sorted by name. Raises ConfigError if there is none."""
     runs = sorted(source.names(project), key=lambda run: run.name)
     if not runs:
         what = f"no run of {f'project {project}' if project else 'any project'} found"
@@ -134,10 +128,7 @@ def list_runs(source: RunSource, project: str) -> Sequence[RunRef]:
 
 
 def find_run(source: RunSource, project: str, name: str) -> RunRef:
-    """Return the run with the name or id ``name``.
-
-    Raises ConfigError if no run or more than one run matches; the message lists the candidates.
-    """
+    """Return the run with the name or id ``name``. Raises ConfigError, with candidates, unless one matches."""
     runs = list_runs(source, project)
     matches = [run for run in runs if name in (run.name, run.id)]
     scope = f"project {project}" if project else "all projects"

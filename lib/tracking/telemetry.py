@@ -124,10 +124,7 @@ def memory_and_cpu_seconds(pids: Sequence[int]) -> tuple[float, float]:
 
 
 def sample(run: RunDir, seconds: float, ended: Callable[[float], bool]) -> None:
-    """Append a sample every ``seconds``, starting at once, until ``ended(seconds)`` returns true.
-
-    Raises OSError if the GPU driver cannot be queried.
-    """
+    """Append a sample every ``seconds``, at first at once, until ``ended(seconds)``. Raises OSError."""
     record = RunRecord(run)
     pids = record.manifest.value(list, "volatile", "pids")
     gpus = record.manifest.value(int, "processes", "world_size")

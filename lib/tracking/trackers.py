@@ -122,11 +122,7 @@ class TrackerWandb:
         self._finished = True
 
     def stored(self, sent: int) -> int:
-        """Return the iterations on the server when the run was opened; ``sent`` at the end.
-
-        Offline, each start writes a separate file, whose end W&B's own reader must find: W&B ignores
-        failed writes.
-        """
+        """Return the iterations on the server at the start; at the end ``sent``, if W&B's reader finds the end."""
         if self._options.mode == "online":
             return sent if self._finished else self._run.starting_step - 1
         if not self._finished:

@@ -246,10 +246,7 @@ def watch(read: Callable[[], list[RunLine]]) -> None:
 
 
 def lines_to_table(lines: Sequence[RunLine], width: int) -> Any:
-    """Return the lines as a rich table, with as many columns as fit into ``width`` characters.
-
-    Only running runs have their alarms in full.
-    """
+    """Return a rich table with the columns that fit into ``width``; only running runs have whole alarms."""
     from rich.table import Table
     from rich.text import Text
 

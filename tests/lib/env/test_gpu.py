@@ -76,25 +76,19 @@ def test_peaks_are_in_order() -> None:
 # Names as reported by torch; dense TFLOP/s of the data sheets.
 PEAKS = [
     ("NVIDIA A100-SXM4-80GB", "bf16", "highest", 312.0),
-    ("NVIDIA A100-PCIE-40GB", "fp16", "highest", 312.0),
     ("NVIDIA A100-SXM4-80GB", "fp32", "highest", 19.5),
     ("NVIDIA A100-SXM4-80GB", "fp32", "high", 156.0),
     ("NVIDIA H100 80GB HBM3", "bf16", "highest", 989.4),
-    ("NVIDIA H100 PCIe", "bf16", "highest", 756.0),
     ("NVIDIA H100 PCIe", "fp32", "medium", 378.0),
     ("Tesla V100-PCIE-16GB", "fp16", "highest", 112.0),
     ("Tesla V100-SXM2-32GB", "fp16", "highest", 125.0),
     # Without TF32, fp32 products stay fp32.
     ("AMD Radeon PRO W7900", "fp32", "high", 61.3),
-    ("AMD Instinct MI300X", "bf16", "highest", 1307.4),
     # The hardware lacks the type.
     ("Tesla T4", "bf16", "highest", None),
     # Other devices, whose peak is unknown.
     ("NVIDIA H100 NVL", "bf16", "highest", None),
     ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", "highest", None),
-    ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "bf16", "highest", None),
-    ("NVIDIA RTX A6000", "bf16", "highest", None),
-    ("AMD EPYC 7B13", "bf16", "highest", None),
     ("", "bf16", "highest", None),
 ]
 

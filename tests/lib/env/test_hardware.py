@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lib.env.hardware import probe_hardware
+from lib.env.hardware import device_name, probe_hardware
 from lib.env.preflight import pinned_gpu_problems
 
 CPU = torch.device("cpu")
@@ -42,6 +42,7 @@ def test_a_machine_without_a_gpu_says_so(tmp_path: Path, program: Callable) -> N
     free = os.statvfs(tmp_path)
     assert found["disk_free_gib"] == pytest.approx(free.f_bavail * free.f_frsize / GIB, abs=1)
     assert (found["gpus"], found["gpu_name"]) == ([], None)
+    assert found["cpu_model"] == device_name(CPU) != "" and found["cpu_cores"] <= os.cpu_count()
     if not shutil.which("nvidia-smi"):
         assert (tmp_path / "new" / "nvidia_smi.txt").read_text().startswith("absent: ")
         assert not (tmp_path / "new" / "rocm_smi.txt").exists()
@@ -61,22 +62,21 @@ def test_every_visible_gpu_and_what_the_programs_say(
 
 
 @pytest.mark.parametrize(
-    ("visible", "pinned", "processes", "refused"),
-    [(2, True, 1, True), (1, True, 1, False), (2, False, 1, False), (2, True, 2, False)],
+    ("visible", "pinned", "processes", "hip", "advice"),
+    [
+        (2, True, 1, None, ["type: CUDA_VISIBLE_DEVICES=0 make"]),
+        (4, True, 2, "7.0", ["type: HIP_VISIBLE_DEVICES=0,1 make"]),
+        (1, True, 1, None, []),
+        (2, False, 1, None, []),
+        (2, True, 2, None, []),
+    ],
 )
 def test_gpus_that_a_run_leaves_unused(
-    gpus: Callable, visible: int, pinned: bool, processes: int, refused: bool
+    gpus: Callable, monkeypatch: pytest.MonkeyPatch, visible, pinned, processes, hip, advice
 ) -> None:
     gpus(visible)
+    monkeypatch.setattr("torch.version.hip", hip)
     problems = pinned_gpu_problems(pinned, processes)
-    assert bool(problems) == refused
-    if refused:
-        assert [problem.code for problem in problems] == ["gpu.not-pinned"]
-        assert "GPUS=1, got 2" in problems[0].what
-        assert problems[0].next == "type: CUDA_VISIBLE_DEVICES=0 make"
-
-
-def test_the_variable_of_rocm(gpus: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(4)
-    monkeypatch.setattr("torch.version.hip", "7.0")
-    assert pinned_gpu_problems(True, 2)[0].next == "type: HIP_VISIBLE_DEVICES=0,1 make"
+    assert [problem.next for problem in problems] == advice
+    assert all(problem.code == "gpu.not-pinned" for problem in problems)
+    assert all(f"GPUS={processes}, got {visible}" in problem.what for problem in problems)
