@@ -163,16 +163,13 @@ def open_dataset(
 ) -> PreparedDataset:
     """Open the prepared data set of ``config`` after verifying every byte of it.
 
-    ``vocab_size`` is the model's vocabulary size. Raises DataError if the data set is missing or
-    damaged, or needs a larger vocabulary.
+    Raises DataError if it is missing or damaged, or needs more than the model's ``vocab_size``.
     """
     folder = dataset_folder(config, build_dir)
     tokens = tokenizer_vocab_size(config.tokenizer)
     if vocab_size is not None and vocab_size < tokens:
-        what = (
-            f"the model's vocabulary is too small for the tokenizer {config.tokenizer} "
-            f"(expected at least {tokens} tokens, got {vocab_size})"
-        )
+        what = f"the model's vocabulary is too small for the tokenizer {config.tokenizer}"
+        what += f" (expected at least {tokens} tokens, got {vocab_size})"
         advice = "type: make menuconfig, and choose the model's tokenizer"
         raise DataError(Problem(what, next=advice, code="data.vocabulary-too-large"))
     return open_folder(folder)
@@ -213,20 +210,23 @@ def checked_manifest(folder: Path, *, sizes_only: bool = False) -> dict[str, Any
     """
     manifest = read_manifest(folder)
     problems = []
+
+    def add(path: Path, what: str, code: str = "data.damaged") -> None:
+        problems.append(Problem(what, str(path), code=code))
+
     for path in sorted(folder.iterdir()):
         if path.name not in (*manifest["files"], MANIFEST) and not path.name.startswith("."):
             what = f"file is not part of the data set (SHA-256 {sha256_file(path)})"
-            problems.append(Problem(what, str(path), code="data.unexpected-file"))
+            add(path, what, "data.unexpected-file")
     for name, expected in manifest["files"].items():
         path = folder / name
         if not path.exists():
-            problems.append(Problem("missing", str(path), code="data.missing"))
+            add(path, "missing", "data.missing")
         elif (size := path.stat().st_size) != expected["bytes"]:
-            what = f"damaged: wrong size (expected {expected['bytes']} bytes, got {size})"
-            problems.append(Problem(what, str(path), code="data.damaged"))
+            add(path, f"damaged: wrong size (expected {expected['bytes']} bytes, got {size})")
         elif not sizes_only and (digest := sha256_file(path)) != expected["sha256"]:
-            what = f"damaged: SHA-256 mismatch (expected {expected['sha256']}, got {digest})"
-            problems.append(Problem(what, str(path), code="data.damaged"))
+            expected_digest = expected["sha256"]
+            add(path, f"damaged: SHA-256 mismatch (expected {expected_digest}, got {digest})")
     if problems:
         raise _rebuild_error(folder, *problems)
     return manifest
@@ -235,14 +235,12 @@ def checked_manifest(folder: Path, *, sizes_only: bool = False) -> dict[str, Any
 def content_digest(manifest: dict[str, Any]) -> str:
     """Return the SHA-256 of all that a run reads: the tokenizer, each file's name and digest."""
     files = {name: file["sha256"] for name, file in manifest["files"].items()}
-    content = {"files": files, "tokenizer": manifest["tokenizer"]["digest"]}
-    return json_digest(content)
+    return json_digest({"files": files, "tokenizer": manifest["tokenizer"]["digest"]})
 
 
 def manifest_digest(manifest: dict[str, Any]) -> str:
     """Return the SHA-256 of the manifest without its seal."""
-    rest = {key: value for key, value in manifest.items() if key != "seal"}
-    return json_digest(rest)
+    return json_digest({key: value for key, value in manifest.items() if key != "seal"})
 
 
 def _rebuild_error(folder: Path, *problems: Problem) -> DataError:

@@ -36,15 +36,26 @@ def evaluation_windows(
 ) -> list[EvaluationWindow]:
     """Return the windows of an evaluation of at most ``budget_tokens`` predicted tokens.
 
-    With a number of ``documents``, the windows are those of ``_whole_documents``, without a budget.
     Every document is cut into windows of ``block_size + 1`` tokens that overlap by one token, so
     each token except a document's first is predicted once, and no context crosses a document
     boundary. Windows are sorted by SHA-256(document digest, window number), which mixes documents,
     and selected from the front until the budget is used: a larger budget only adds windows.
+
+    Windows of so many ``documents``, or of all if there are fewer, have no budget. They predict each
+    token: the first window begins with the end of text before its document. The documents are the
+    first by SHA-256 of their digests: the same for every tokenizer.
     Raises ConfigError if the budget is smaller than the first window.
     """
     if documents:
-        return _whole_documents(split, block_size, documents)
+        assert split.documents is not None, "EVAL_DOCUMENTS of a token file"
+        numbered = sorted(
+            enumerate(split.documents), key=lambda pair: _order(pair[1], pair[1].offset)
+        )
+        whole = [
+            _cut(number, replace(span, offset=span.offset - 1, length=span.length + 1), block_size)
+            for number, span in numbered[:documents]
+        ]
+        return [window for cut in whole for window in cut]
     spans = split.documents or [DocumentSpan("", 0, split.n_tokens, split.name)]
     windows = [w for number, span in enumerate(spans) for w in _cut(number, span, block_size)]
     windows.sort(key=lambda window: _order(spans[window.document], window.offset))
@@ -92,16 +103,3 @@ def _order(document: DocumentSpan, offset: int) -> tuple[bytes, int]:
     """Return the sort key of a window; identical documents are ordered by their position."""
     within = offset - document.offset
     return hashlib.sha256(f"{document.digest}:{within}".encode()).digest(), offset
-
-
-def _whole_documents(split: TokenSplit, block_size: int, count: int) -> list[EvaluationWindow]:
-    """Return windows that predict each token of ``count`` documents, or of all if there are fewer.
-
-    The first window of a document begins with the end of text before it, which predicts the first
-    token. The documents are the first by SHA-256 of their digests: the same for every tokenizer.
-    """
-    assert split.documents is not None, "EVAL_DOCUMENTS of a token file"
-    numbered = list(enumerate(split.documents))
-    chosen = sorted(numbered, key=lambda pair: _order(pair[1], pair[1].offset))[:count]
-    spans = [(n, replace(d, offset=d.offset - 1, length=d.length + 1)) for n, d in chosen]
-    return [window for number, span in spans for window in _cut(number, span, block_size)]

@@ -24,6 +24,11 @@ PUBLISHED_DATASETS = {
     ),
     "openwebtext": ("Skylion007/openwebtext", "packaging: CC0 1.0; texts: their authors'"),
 }
+_REMEDY = (
+    "with network access, type make data: it resumes from the last checkpoint. Without: "
+    "make menuconfig, and set DATASET_PATH to a folder of its parquet files, or DATASET_STAND_IN "
+    "for the default corpus, or DATASET_CUSTOM with a train.bin and val.bin"
+)
 
 
 @dataclass(frozen=True)
@@ -64,20 +69,17 @@ class HubCorpus:
 
     def provenance(self, commit: str = "") -> list[dict[str, Any]]:
         """Return one record: what was read, with the commit the hub resolved, and the licence."""
-        return [
-            {
-                "repository": self.repository,
-                "subset": self.subset,
-                "revision": self.revision,
-                "commit": commit,
-                "files": [
-                    {"name": name, "bytes": size, "footer_sha256": digest}
-                    for name, size, digest in self.files
-                ],
-                "training_tokens": self.tokens,
-                "licence": self.licence,
-            }
-        ]
+        keys = ("name", "bytes", "footer_sha256")
+        record = {
+            "repository": self.repository,
+            "subset": self.subset,
+            "revision": self.revision,
+            "commit": commit,
+            "files": [dict(zip(keys, file, strict=True)) for file in self.files],
+            "training_tokens": self.tokens,
+            "licence": self.licence,
+        }
+        return [record]
 
     @property
     def place(self) -> str:
@@ -98,24 +100,19 @@ class DocumentStream:
         # Imported here: an optional package that takes a second to import.
         import datasets
 
-        self._corpus = corpus
+        self._corpus, self._number = corpus, 0
         chosen = {"name": corpus.subset or None, "revision": corpus.revision or None}
         with _source_errors(corpus):
-            if checkpoint:
-                self.commit = checkpoint["commit"]
-            # A local folder has no commits.
-            elif corpus.path:
-                self.commit = ""
-            else:
-                # "" if datasets resolves the revision from its cache.
-                found = datasets.load_dataset_builder(corpus.place, **chosen).hash
-                self.commit = found if found and re.fullmatch(r"[0-9a-f]{40}", found) else ""
+            # A local folder has no commits; "" also if datasets resolves the revision from its cache.
+            self.commit = checkpoint["commit"] if checkpoint else ""
+            if not checkpoint and not corpus.path:
+                commit = datasets.load_dataset_builder(corpus.place, **chosen).hash
+                self.commit = commit if commit and re.fullmatch(r"[0-9a-f]{40}", commit) else ""
             datasets.disable_progress_bars()
             chosen["revision"] = self.commit or chosen["revision"]
             self._dataset = datasets.load_dataset(
                 corpus.place, **chosen, split="train", streaming=True
             )
-        self._number = 0
         if checkpoint:
             self._dataset.load_state_dict(dict(checkpoint["position"]["dataset"]))
             self._number = checkpoint["position"]["number"]
@@ -154,10 +151,11 @@ def _local_files(folder: Path) -> tuple[tuple[str, int, str], ...]:
     if not paths:
         what = "contains no *.parquet file" if folder.is_dir() else "no such folder"
         raise _bad_path(folder, what, "data.missing")
-    return tuple(_read_footer(path, path.relative_to(folder).as_posix()) for path in paths)
+    return tuple((path.relative_to(folder).as_posix(), *_read_footer(path)) for path in paths)
 
 
-def _read_footer(path: Path, name: str) -> tuple[str, int, str]:
+def _read_footer(path: Path) -> tuple[int, str]:
+    """Return the size of a file and the SHA-256 of its footer."""
     try:
         size = path.stat().st_size
         with open(path, "rb") as stream:
@@ -167,7 +165,7 @@ def _read_footer(path: Path, name: str) -> tuple[str, int, str]:
             if not tail.endswith(_PARQUET) or footer > size:
                 raise _bad_path(path, "truncated parquet file: no footer", "data.damaged")
             stream.seek(size - footer)
-            return name, size, hashlib.sha256(stream.read()).hexdigest()
+            return size, hashlib.sha256(stream.read()).hexdigest()
     except OSError as error:
         raise _bad_path(path, f"cannot read: {error.strerror}", "data.unreadable") from None
 
@@ -191,10 +189,3 @@ def _source_errors(corpus: HubCorpus) -> Iterator[None]:
         message = " ".join(re.sub(r"\?[^\s'\")]+", "", str(error)).split())
         what = f"cannot read: {message or type(error).__name__}"
         raise DataError(Problem(what, corpus.place, _REMEDY, code="data.unreadable")) from error
-
-
-_REMEDY = (
-    "with network access, type make data: it resumes from the last checkpoint. Without: "
-    "make menuconfig, and set DATASET_PATH to a folder of its parquet files, or DATASET_STAND_IN "
-    "for the default corpus, or DATASET_CUSTOM with a train.bin and val.bin"
-)

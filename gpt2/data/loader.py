@@ -86,16 +86,19 @@ class BatchLoader:
         device_is_cuda: bool,
         offered: Callable[[torch.Tensor], None] = lambda offsets: None,
     ) -> None:
-        parts = micro_batch * world_size
-        assert global_batch % parts == 0, (global_batch, micro_batch, world_size)
-        self._micro_batches = global_batch // parts
+        share = global_batch // world_size
+        assert share * world_size == global_batch and share % micro_batch == 0, micro_batch
+        self._micro_batches = share // micro_batch
         first = start_step * global_batch + rank * global_batch // world_size
-        spans = _spans(first, global_batch, micro_batch, self._micro_batches)
+        spans = (
+            (start, micro_batch)
+            for step in itertools.count(first, global_batch)
+            for start in range(step, step + share, micro_batch)
+        )
         self._batches = batch_iterable(sampler, data_config, spans, device_is_cuda)
         self._offered = offered
 
     def __iter__(self) -> Iterator[list[Batch]]:
-        """Yield a list of this rank's (x [B, T], y [B, T]) for each optimizer step."""
         # Signals reach all processes of a job, but the running step needs the workers' batches.
         with signals_blocked():
             stream = iter(self._batches)
@@ -115,12 +118,3 @@ class _Windows(Dataset):
         offsets = self._sampler.offsets(*span)
         tokens = torch.from_numpy(self._sampler.windows(offsets))
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.tensor(offsets)
-
-
-def _spans(
-    first: int, stride: int, micro_batch: int, micro_batches: int
-) -> Iterator[SequenceRange]:
-    """Yield the micro-batches of one rank without end; steps are ``stride`` sequences apart."""
-    for start in itertools.count(first, stride):
-        for i in range(micro_batches):
-            yield start + i * micro_batch, micro_batch

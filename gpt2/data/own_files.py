@@ -17,7 +17,7 @@ import numpy as np
 
 from gpt2.data.split import Document, is_held_out
 from lib.errors import DataError, Problem
-from lib.files import regular_file
+from lib.files import regular_file, sha256_file
 from lib.units import first_of
 
 _SUFFIX = {"text": ".txt", "jsonl": ".jsonl"}
@@ -45,9 +45,9 @@ def decode(content: bytes, where: Path | str) -> str:
         if content.startswith(signature):
             raise _not_utf8(where, f"{encoding} (expected UTF-8)", encoding)
     if content.count(0) * 10 > len(content):
-        encoding = "UTF-16BE" if content[::2].count(0) > content[1::2].count(0) else "UTF-16LE"
+        order = "BE" if content[::2].count(0) > content[1::2].count(0) else "LE"
         what = "zero bytes (expected UTF-8 text, got UTF-16 or a binary file)"
-        raise _not_utf8(where, what, encoding)
+        raise _not_utf8(where, what, f"UTF-16{order}")
     try:
         return normalized(content.decode())
     except UnicodeDecodeError as error:
@@ -62,8 +62,8 @@ def normalized(text: str) -> str:
 def _not_utf8(where: Path | str, what: str, encoding: str) -> DataError:
     path = shlex.quote(re.sub(r":\d+$", "", str(where)))
     command = f"iconv -f {encoding} -t UTF-8 -o converted {path}"
-    remedy = f"convert it, for example: {command}; then set the path of it, and type: make data"
-    return _bad(where, what, remedy=remedy)
+    advice = f"convert it, for example: {command}; then set the path of it, and type: make data"
+    return _bad(where, what, remedy=advice)
 
 
 @dataclass(frozen=True)
@@ -77,28 +77,24 @@ class SourceFile:
 
     @cached_property
     def bytes_and_sha256(self) -> tuple[int, str]:
-        size, digest = 0, hashlib.sha256()
-        for chunk in self._chunks():
-            size += len(chunk)
-            digest.update(chunk)
-        return size, digest.hexdigest()
+        try:
+            return self.path.stat().st_size, sha256_file(self.path)
+        except OSError as error:
+            raise _unreadable(error, self.path) from None
 
     def chunks(self, lines: bool = False) -> Iterator[bytes]:
         """Yield the file by lines or chunks. Raises DataError if it changed since it was hashed."""
         digest = hashlib.sha256()
-        for chunk in self._chunks(lines):
-            digest.update(chunk)
-            yield chunk
+        try:
+            with open(self.path, "rb", opener=regular_file) as stream:
+                for chunk in stream if lines else iter(partial(stream.read, _CHUNK_BYTES), b""):
+                    digest.update(chunk)
+                    yield chunk
+        except OSError as error:
+            raise _unreadable(error, self.path) from None
         if digest.hexdigest() != self.bytes_and_sha256[1]:
             remedy = "wait until it is complete, and type: make data"
             raise _bad(self.path, "the file changed while it was read", "data.changed", remedy)
-
-    def _chunks(self, lines: bool = False) -> Iterator[bytes]:
-        try:
-            with open(self.path, "rb", opener=regular_file) as stream:
-                yield from stream if lines else iter(partial(stream.read, _CHUNK_BYTES), b"")
-        except OSError as error:
-            raise _unreadable(error, self.path) from None
 
 
 @dataclass(frozen=True)
@@ -113,11 +109,12 @@ class OwnFiles:
         return [[f.held_out, f.name, f.bytes_and_sha256[1]] for f in self.files]
 
     def provenance(self) -> list[dict[str, Any]]:
-        return [
-            {"file": f.name, "bytes": f.bytes_and_sha256[0], "sha256": f.bytes_and_sha256[1]}
-            | ({} if f.held_out is None else {"split": "val" if f.held_out else "train"})
-            for f in self.files
-        ]
+        records = []
+        for f in self.files:
+            size, sha256 = f.bytes_and_sha256
+            side = {} if f.held_out is None else {"split": "val" if f.held_out else "train"}
+            records.append({"file": f.name, "bytes": size, "sha256": sha256, **side})
+        return records
 
     def size_bytes(self) -> int:
         try:
@@ -139,10 +136,7 @@ class OwnText(OwnFiles):
 
     @classmethod
     def at(cls, path: Path, val_path: Path | None, data_format: str, field: str) -> "OwnText":
-        """Find the files of a file or folder, with the documents of ``val_path`` held out.
-
-        Raises DataError if a path is missing or unreadable, or has no file of the format.
-        """
+        """Find the files; raise DataError if a path is missing or unreadable, or has none."""
         others: Counter[str] = Counter()
         files = _text_files(path, data_format, None if val_path is None else False, others)
         if val_path is not None:
@@ -191,11 +185,12 @@ class OwnText(OwnFiles):
             actual = type(value).__name__
             raise _bad(where, f"invalid line (expected a JSON object, got {actual})")
         text = value.get(self.field)
-        if isinstance(text, str) and not _SURROGATE.search(text):
-            return normalized(text)
-        actual = type(text).__name__ if self.field in value else "no such field"
         if isinstance(text, str):
+            if not _SURROGATE.search(text):
+                return normalized(text)
             actual = "an unpaired surrogate"
+        else:
+            actual = type(text).__name__ if self.field in value else "no such field"
         raise _bad(where, f"invalid field {self.field!r} (expected a string, got {actual})")
 
 
@@ -258,7 +253,7 @@ class TokenFiles(OwnFiles):
             )
             raise _bad(vocabulary, what, "data.tokenizer-mismatch", remedy)
         for file in files:
-            _require_plain_ids(file.path, next(file._chunks(), b""))
+            _require_plain_ids(file.path, next(file.chunks(), b""))
         return cls(files)
 
     def unit(self, val_fraction: float) -> str:

@@ -73,11 +73,9 @@ def download_wheels(packages: Sequence[PinnedWheel], downloads: Path) -> None:
     reason = f"{sys.executable} has no pip"
     if importlib.util.find_spec("pip"):
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=downloads) as folder:
+            quiet = ("--disable-pip-version-check", "--no-input", "--dest", folder, *names)
             done = subprocess.run(
-                [
-                    *python_module_command(*arguments, "--disable-pip-version-check", "--no-input"),
-                    *("--dest", folder, *names),
-                ],
+                python_module_command(*arguments, *quiet),
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",

@@ -125,81 +125,68 @@ def _write_and_rename(corpus: dataset.Corpus, config: DataOptions, folder: Path)
     if train["documents"] is not None:
         unit = manifest["split"]["proof"]["unit"]
         sizes += f" of {train['documents']} and {val['documents']} {unit}s"
-    log(
-        "DATA",
-        f"{config.dataset} {config.tokenizer}: {sizes}, unigram entropy "
-        f"{manifest['unigram_entropy_nats']:.3f} nats, {time.monotonic() - started:.1f} s",
-    )
+    entropy, seconds = manifest["unigram_entropy_nats"], time.monotonic() - started
+    text = f"{config.dataset} {config.tokenizer}: {sizes}"
+    log("DATA", f"{text}, unigram entropy {entropy:.3f} nats, {seconds:.1f} s")
 
 
 def _write(corpus: dataset.Corpus, config: DataOptions, folder: Path) -> dict[str, Any]:
     """Write both splits into ``folder``, resuming from a checkpoint, and return the manifest."""
     path, unit = folder / _CHECKPOINT, corpus.unit(config.val_fraction)
-    checkpoint = json.loads(path.read_bytes()) if path.exists() else None
+    state = json.loads(path.read_bytes()) if path.exists() else None
+    vocabulary, has_text = vocab_size(config.tokenizer), not isinstance(corpus, TokenFiles)
     sides: dict[str, SplitWriter] = {}
     try:
         for name in ("train", "val"):
-            sides[name] = SplitWriter(
-                folder,
-                name,
-                vocab_size(config.tokenizer),
-                documents=not isinstance(corpus, TokenFiles),
-                kept=checkpoint and checkpoint["sides"][name],
-            )
+            kept = state and state["sides"][name]
+            sides[name] = SplitWriter(folder, name, vocabulary, has_text, kept)
         sources = corpus.provenance()
         if isinstance(corpus, HubCorpus):
-            sources = _stream(corpus, config, folder, sides, checkpoint)
+            sources = _stream(corpus, config, folder, sides, state)
         elif isinstance(corpus, TokenFiles):
             _copy_tokens(corpus, config, sides)
         else:
-            _tokenize(corpus, config, folder, sides, unit == "piece")
+            _tokenize(corpus, config, folder, sides)
         counts = {name: side.close() for name, side in sides.items()}
-        _require_text(counts)
-        split: dict[str, Any] = {"rule": _RULES[unit]}
-        if unit in ("document", "piece"):
-            split["val_fraction"] = config.val_fraction
-        proved = "piece" if unit == "piece" else "document"
-        split["proof"] = prove_split(**sides, unit=proved, is_own=isinstance(corpus, OwnFiles))
-        if unit == "piece":
-            pieces = " and ".join(str(each["documents"]) for each in counts.values())
-            log(
-                "DATA",
-                f"too few documents to hold out whole ones: each is cut, and the last "
-                f"{config.val_fraction:.0%} of each section is held out ({pieces} pieces); "
-                "CUSTOM_VAL_PATH names held-out files instead",
-            )
-        return _manifest(config, sources, split, counts, sides)
     finally:
         for writer in sides.values():
             writer.discard()
-
-
-def _require_text(splits: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise DataError unless both splits have a token to predict: the first of a document is not."""
-    for name, side in splits.items():
+    for name, side in counts.items():
+        # The first token of a document is not predicted.
         if side["tokens"] <= (side["documents"] or 1):
             what = f"no {'training' if name == 'train' else 'held-out'} text after the split"
             advice = "add text, change VAL_FRACTION, or set CUSTOM_VAL_PATH"
             raise DataError(Problem(what, "VAL_FRACTION", advice, code="data.empty-split"))
+    split: dict[str, Any] = {"rule": _RULES[unit]}
+    if unit in ("document", "piece"):
+        split["val_fraction"] = config.val_fraction
+    proved = "piece" if unit == "piece" else "document"
+    split["proof"] = prove_split(**sides, unit=proved, is_own=isinstance(corpus, OwnFiles))
+    if unit == "piece":
+        pieces = " and ".join(str(each["documents"]) for each in counts.values())
+        log(
+            "DATA",
+            "too few documents to hold out whole ones: each is cut, and the last "
+            f"{config.val_fraction:.0%} of each section is held out ({pieces} pieces); "
+            "CUSTOM_VAL_PATH names held-out files instead",
+        )
+    return _manifest(config, sources, split, counts, sides)
 
 
 def _tokenize(
-    corpus: PackagedCorpus | OwnText,
-    config: DataOptions,
-    folder: Path,
-    sides: Sides,
-    by_pieces: bool,
+    corpus: PackagedCorpus | OwnText, config: DataOptions, folder: Path, sides: Sides
 ) -> None:
     words = tokenizer.load_tokenizer(config.tokenizer, folder.parent)
-    progress = None
+    is_own = isinstance(corpus, OwnText)
+    by_pieces = corpus.unit(config.val_fraction) == "piece"
     if isinstance(corpus, OwnText):
         progress = PreparationProgress(corpus.size_bytes(), "bytes of the source")
         if corpus.left_out:
             log("WARN", f"{config.custom_path}: not read: {corpus.left_out}")
     for document in corpus.documents(folder.parent / "downloads"):
-        for side, part in split_document(document, config.val_fraction, by_pieces):
-            _add(part, sides[side], words, progress is not None)
-        if progress:
+        for name, part in split_document(document, config.val_fraction, by_pieces):
+            _add(part, sides[name], words, is_own)
+        if is_own:
             progress.advance(len(document.text.encode()))
 
 
@@ -225,11 +212,8 @@ def _copy_tokens(corpus: TokenFiles, config: DataOptions, sides: Sides) -> None:
             writer.note_document(hashlib.sha256(document.astype("<u2").tobytes()).digest())
     largest = max(int(np.flatnonzero(side.counts).max(initial=0)) for side in sides.values())
     if 4 * largest < vocabulary:
-        log(
-            "WARN",
-            f"largest token id {largest} of {vocabulary}: are these ids of the "
-            f"{config.tokenizer} tokenizer?",
-        )
+        what = f"largest token id {largest} of {vocabulary}"
+        log("WARN", f"{what}: are these ids of the {config.tokenizer} tokenizer?")
 
 
 def _stream(
@@ -257,8 +241,8 @@ def _stream(
                 what = f"{corpus.place} is exhausted (DATASET_TOKENS={corpus.tokens}, got {tokens})"
                 log("WARN", what)
                 break
-            for side, part in split_document(document, config.val_fraction, by_pieces=False):
-                _add(part, sides[side], words)
+            for name, part in split_document(document, config.val_fraction, by_pieces=False):
+                _add(part, sides[name], words)
             progress.advance(train.tokens - tokens)
             if _tokens(sides) - saved_tokens >= CHECKPOINT_TOKENS:
                 written = {name: side.checkpoint() for name, side in sides.items()}
@@ -332,11 +316,7 @@ def _disk_errors(data_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(
-            Problem(
-                f"cannot write the data set: {error.strerror or error}",
-                str(error.filename or data_dir),
-                "free some space, fix the permissions, or set DATA_DIR to another folder",
-                code="disk.write-failed",
-            )
-        ) from error
+        what, where = f"cannot write the data set: {error.strerror or error}", error.filename
+        fix = "free some space, fix the permissions, or set DATA_DIR to another folder"
+        problem = Problem(what, str(where or data_dir), fix, code="disk.write-failed")
+        raise DataError(problem) from error

@@ -25,12 +25,11 @@ def prove_split(train: SplitWriter, val: SplitWriter, unit: str, is_own: bool) -
     """
     shared, pairs = _shared(train, val, train.digests, val.digests)
     if shared:
-        code = "data.split-overlap"
         what = "training document {train} is identical to held-out document {val}"
         total = f"{shared} document(s) in both the training and the held-out split"
         remedy = "remove each shared document from one split, and type: make data"
-        problems = [Problem(what.format_map(pair), code=code) for pair in pairs]
-        raise DataError(*problems, Problem(total, next=remedy, code=code))
+        lines = [(what.format_map(pair), "") for pair in pairs] + [(total, remedy)]
+        raise DataError(*(Problem(w, next=r, code="data.split-overlap") for w, r in lines))
     near = None
     if train.folded.size:
         count, pairs = _shared(train, val, train.folded, val.folded)

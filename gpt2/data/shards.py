@@ -99,9 +99,7 @@ class SplitWriter:
         for shard, state in sorted(kept["shards"].items()) if kept else ():
             self._close_shard()
             self._shard = HashedFile(folder / shard, state)
-            tokens = np.fromfile(folder / shard, dtype="<u2")
-            self.counts += np.bincount(tokens, minlength=vocab_size)
-            self.tokens += tokens.size
+            self._count(np.fromfile(folder / shard, dtype="<u2"))
         self._index = HashedFile(self._index_path, kept and kept["index"]) if documents else None
         for line in read_index(self._index_path) if kept else ():
             self._digests += bytes.fromhex(line["sha256"])
@@ -119,7 +117,6 @@ class SplitWriter:
 
     def add(self, tokens: np.ndarray) -> None:
         """Append ``tokens`` [T] (uint16), starting a new shard when one is full."""
-        self.counts += np.bincount(tokens, minlength=self.counts.size)
         while tokens.size:
             number, filled = divmod(self.tokens, SHARD_TOKENS)
             if filled == 0:
@@ -128,7 +125,11 @@ class SplitWriter:
             assert self._shard is not None
             piece, tokens = np.split(tokens, [min(tokens.size, SHARD_TOKENS - filled)])
             self._shard.write(piece.astype("<u2").tobytes())
-            self.tokens += piece.size
+            self._count(piece)
+
+    def _count(self, tokens: np.ndarray) -> None:
+        self.counts += np.bincount(tokens, minlength=self.counts.size)
+        self.tokens += tokens.size
 
     def add_document(self, document: Document, tokens: np.ndarray, is_own: bool) -> None:
         """Append a document: its ``tokens`` [T] with end of text, and its index line.
@@ -173,14 +174,12 @@ class SplitWriter:
     def close(self) -> dict[str, Any]:
         """Close all files and return the manifest entry of this split."""
         self._close_shard()
-        shards = list(self.files)
+        entry: dict[str, Any] = {"tokens": self.tokens, "shards": list(self.files)}
         if self._index is None:
-            return {"tokens": self.tokens, "shards": shards, "documents": None, "index": None}
+            return entry | {"documents": None, "index": None}
         self.files[self._index_path.name] = self._index.close()
         distinct = np.unique(self.digests)
-        return {
-            "tokens": self.tokens,
-            "shards": shards,
+        return entry | {
             "index": self._index_path.name,
             "documents": self.digests.size,
             "distinct_documents": distinct.size,

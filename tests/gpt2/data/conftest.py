@@ -99,18 +99,7 @@ def pages(tmp_path):
     (tmp_path / "pages" / "CC").mkdir(parents=True)
     for number, name in enumerate(["000_00000", "000_00001", "CC/000_00000"]):
         rows = [
-            {
-                "text": text,
-                "id": page,
-                "dump": "CC-MAIN-2024-10",
-                "url": f"https://example.org/{page}",
-                "file_path": "s3://commoncrawl/example.warc.gz",
-                "language": "en",
-                "language_score": 0.95,
-                "token_count": len(text) // 4,
-                "score": 3.25,
-                "int_score": 3,
-            }
+            {"text": text, "id": page, "language": "en", "score": 3.25, "int_score": 3}
             for page, text in written[number * 30 : number * 30 + 30]
         ]
         path = tmp_path / "pages" / f"{name}.parquet"

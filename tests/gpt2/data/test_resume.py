@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 from multiprocessing import get_context
@@ -72,10 +71,7 @@ def interrupted(config, build_dir, where, count, by):
     )
     process.start()
     process.join()
-    said = build_dir / "said"
-    text = said.read_text()
-    said.unlink()
-    return process.exitcode, text
+    return process.exitcode, (build_dir / "said").read_text()
 
 
 @pytest.fixture
@@ -92,28 +88,31 @@ def tokenized(monkeypatch):
     return seen
 
 
+# Ctrl-C says what is saved; the others are kills.
 @pytest.mark.parametrize(
-    "kills",
+    "stops",
     [
-        [("writing", 45)],
-        [("before checkpoint", 4), ("after checkpoint", 1)],
-        [("before checkpoint", 1), ("renaming", 1)],
+        [("writing", 45, signal.SIGINT)],
+        [("before checkpoint", 4, signal.SIGKILL), ("after checkpoint", 1, signal.SIGKILL)],
+        [("before checkpoint", 1, signal.SIGKILL), ("renaming", 1, signal.SIGKILL)],
     ],
-    ids=lambda kills: ", ".join(where for where, _ in kills),
+    ids=lambda stops: ", ".join(where for where, *_ in stops),
 )
-def test_killed_and_resumed(kills, streamed, uninterrupted, pages, tokenized, tmp_path):
+def test_stopped_and_resumed(stops, streamed, uninterrupted, pages, tokenized, tmp_path, capsys):
     assert len([name for name in uninterrupted if name.startswith("train-0")]) == 5
-    for where, count in kills:
-        code, said = interrupted(streamed(), tmp_path, where, count, signal.SIGKILL)
-        assert code == -signal.SIGKILL, said
+    for where, count, by in stops:
+        code, said = interrupted(streamed(), tmp_path, where, count, by)
+        assert code == (130 if by == signal.SIGINT else -by), said
+        if by == signal.SIGINT:
+            assert re.search("STOP .*[1-9].* tokens .*make data", said) and "Traceback" not in said
     (partial,) = (tmp_path / "data").glob(".*.partial")
     state = json.loads((partial / ".checkpoint.json").read_bytes())
-    folder = prepare_dataset(streamed(), tmp_path)
-    assert contents(folder) == uninterrupted
+    capsys.readouterr()
+    assert contents(prepare_dataset(streamed(), tmp_path)) == uninterrupted
+    assert "DATA    resuming" in capsys.readouterr().err
     # Documents before the checkpoint were not tokenized again.
     done = state["position"]["number"]
     assert done > 0 and tokenized == [page for page, _ in pages[done:]]
-    assert [p.name for p in (tmp_path / "data").iterdir()] != [partial.name]
     assert not partial.exists()
 
 
@@ -125,68 +124,43 @@ def test_resume_works_after_every_document(streamed, uninterrupted, pages, tmp_p
     added: list[str] = []
 
     def stops(document, *rest):
-        if len(added) % 9 == 8:
+        if len(added) % 19 == 18:
             added.append("")
             raise DataError(Problem("stopped", code="data.damaged"))
         added.append(document.id)
         return original(document, *rest)
 
     monkeypatch.setattr(prepare_module, "_add", stops)
-    stopped = 0
     while not (made := list((tmp_path / "data").glob("finewebedu-*"))):
         try:
             prepare_dataset(streamed(), tmp_path)
-        except DataError:
-            stopped += 1
-    assert stopped == len(pages) // 8
+        except DataError as error:
+            assert error.problems[0].what == "stopped"
+    assert added.count("") == 4
     assert contents(made[0]) == uninterrupted
     assert [page for page in added if page] == [page for page, _ in pages]
 
 
-def test_ctrl_c_reports_how_to_resume(streamed, uninterrupted, tmp_path, capsys):
-    code, said = interrupted(streamed(), tmp_path, "writing", 60, signal.SIGINT)
-    assert code == 130 and "Traceback" not in said
-    assert re.search("STOP .*[1-9].* tokens .*make data", said)
-    capsys.readouterr()
-    assert contents(prepare_dataset(streamed(), tmp_path)) == uninterrupted
-    assert "DATA    resuming" in capsys.readouterr().err
-
-
-def interrupted_after(count):
-    """Return ``_add`` that raises KeyboardInterrupt after ``count`` documents."""
-    original = prepare_module._add
-    left = iter(range(count))
+def test_a_damaged_partial_data_set_is_not_resumed(streamed, pages, tmp_path, monkeypatch, refused):
+    original, left = prepare_module._add, iter(range(60))
 
     def add(*given):
         if next(left, None) is None:
             raise KeyboardInterrupt
         return original(*given)
 
-    return add
-
-
-@pytest.mark.parametrize(
-    ("damage", "name"),
-    [
-        ("flipped", "train-00000.bin"),
-        ("missing", "val-documents.jsonl"),
-        ("cut", "val-documents.jsonl"),
-    ],
-)
-def test_a_damaged_partial_data_set_is_not_resumed(
-    name, damage, streamed, pages, tmp_path, monkeypatch, refused
-):
     with monkeypatch.context() as patched:
-        patched.setattr(prepare_module, "_add", interrupted_after(60))
+        patched.setattr(prepare_module, "_add", add)
         with pytest.raises(KeyboardInterrupt):
             prepare_dataset(streamed(), tmp_path)
     (partial,) = (tmp_path / "data").glob(".*.partial")
-    content = (partial / name).read_bytes()
-    if damage == "missing":
-        (partial / name).unlink()
-    else:
-        (partial / name).write_bytes(content[:9] if damage == "cut" else b"\0" + content[1:])
-    problem = refused("data.damaged", prepare_dataset, streamed(), tmp_path)
-    assert problem.where == str(partial / name) and f"rm -r {partial}" in problem.next
-    shutil.rmtree(partial)
-    prepare_dataset(streamed(), tmp_path)
+    index = partial / "val-documents.jsonl"
+    damages = {partial / "train-00000.bin": lambda old: b"\0" + old[1:], index: lambda old: old[:9]}
+    for path, damage in damages.items():
+        before = path.read_bytes()
+        path.write_bytes(damage(before))
+        problem = refused("data.damaged", prepare_dataset, streamed(), tmp_path)
+        assert problem.where == str(path) and f"rm -r {partial}" in problem.next
+        path.write_bytes(before)
+    index.unlink()
+    assert refused("data.damaged", prepare_dataset, streamed(), tmp_path).where == str(index)

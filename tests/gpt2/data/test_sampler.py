@@ -55,11 +55,6 @@ def test_a_sequence_depends_on_its_number_alone():
     assert (np.diff(at_once) % 1000 == 1).all()
 
 
-def test_seeds_give_unrelated_positions():
-    first, second = sampler(seed=1).offsets(0, 100), sampler(seed=2).offsets(0, 100)
-    assert len(set(first) & set(second)) < 10
-
-
 def test_every_position_is_drawn_evenly():
     # 10 positions, 10,000 draws: a count is 1000 ± 30 (one standard deviation).
     counts = np.bincount(sampler(n_tokens=17, block_size=7).offsets(0, 10_000))

@@ -19,13 +19,6 @@ MIXED = (
 )
 
 
-def test_gpt2_known_ids(downloads):
-    tokenizer = load_tokenizer("gpt2", downloads.parent)
-    assert tokenizer.encode("Hello world").tolist() == [15496, 995]
-    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (50257, 50256)
-    assert tokenizer.encode("Hello world").dtype == np.uint16
-
-
 def test_every_id_of_gpt2_has_its_published_bytes(downloads):
     """The digest is that of encoder.json, read by the alphabet of GPT-2's encoder.py."""
     tokenizer = load_tokenizer("gpt2", downloads.parent)
@@ -52,7 +45,7 @@ def test_gpt2_equals_the_tokenizers_library(downloads):
 def test_encode_and_decode_round_trip(name, downloads):
     tokenizer = load_tokenizer(name, downloads.parent)
     ids = tokenizer.encode(MIXED)
-    assert tokenizer.decode(ids) == MIXED
+    assert tokenizer.decode(ids) == MIXED and ids.dtype == np.uint16
     assert tokenizer.end_of_text not in ids
     assert ids.max() < tokenizer.vocab_size == vocab_size(name)
 
