@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpt2.check.finding import CheckFinding
+from gpt2.check.finding import CheckFinding, expect
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.memory.predict import estimate
@@ -23,67 +23,71 @@ from lib.units import GIB, first_of, format_size
 _SHARE_TOLERANCE = 0.01
 
 
-def check_declared(subject: StepUnderTest) -> list[CheckFinding]:
+def check_declared(subject: StepUnderTest) -> Iterator[CheckFinding]:
     """Build the step at its full size on the meta device and check it."""
-    model = subject.full_model
-    findings = _count(subject.config, model) + _ratio(subject.config, model)
-    findings += _shares(subject.config, model) + _flops(subject.config, model)
-    findings += _size_change(subject, model) + _delta(subject)
-    findings += subject.context.once("components", _selectable)
-    return findings + _built(model, subject.config)
+    config, model = subject.config, subject.full_model(subject.config)
+    yield from _count(config, model)
+    yield from _sizes_of_parts(config, model)
+    yield from _flops(config, model)
+    if subject.case.params and subject.parent:
+        low, high = subject.case.params
+        change = model.num_params() / subject.full_model(subject.parent).num_params() - 1
+        expected = f"{low:+.1%} to {high:+.1%} parameters against {subject.case.parent}"
+        found = f"{change:+.1%}: {model.num_params():,} built"
+        yield from expect(low <= change <= high, "size-change", expected, found)
+    yield from _delta(subject)
+    yield from subject.context.once("components", _selectable)
+    yield from _built(model, config)
 
 
-def _count(config: Config, model: GPT) -> list[CheckFinding]:
+def _count(config: Config, model: GPT) -> Iterator[CheckFinding]:
     """Check that parameters match the declared count, and that all are trainable and registered."""
-    findings = []
     built, declared = model.num_params(), config.model.num_params()
-    if built != declared:
-        expected = f"{declared:,} parameters, as declared"
-        findings.append(CheckFinding("parameter-count", expected, f"{built:,} built"))
+    expected, found = f"{declared:,} parameters, as declared", f"{built:,} built"
+    yield from expect(built == declared, "parameter-count", expected, found)
     target = config.model.mlp.target_params(config.model.shape)
-    if config.model.mlp.sizing == "params" and abs(built / target - 1) > PARAMS_TOLERANCE:
+    if config.model.mlp.sizing == "params":
+        near = abs(built / target - 1) <= PARAMS_TOLERANCE
         expected = f"{target:,} parameters within 1 %, as MODEL_PARAMS selects"
-        findings.append(CheckFinding("model-params", expected, f"{built:,} built"))
+        yield from expect(near, "model-params", expected, found)
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-    if frozen:
-        text = f"no gradient for {first_of(frozen)}"
-        findings.append(CheckFinding("trainable-parameters", "every parameter is trained", text))
-    if strays := list(_strays(model)):
-        expected = "every trained tensor is a parameter"
-        findings.append(
-            CheckFinding("registered-parameters", expected, f"unregistered: {first_of(strays)}")
-        )
-    return findings
+    found = f"no gradient for {first_of(frozen)}"
+    yield from expect(not frozen, "trainable-parameters", "every parameter is trained", found)
+    # Tensors that require a gradient but are not registered as parameters.
+    strays = [
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        for item in (value if isinstance(value, (list, tuple)) else [value])
+        if isinstance(item, torch.Tensor) and item.requires_grad
+    ]
+    expected, found = "every trained tensor is a parameter", f"unregistered: {first_of(strays)}"
+    yield from expect(not strays, "registered-parameters", expected, found)
 
 
-def _ratio(config: Config, model: GPT) -> list[CheckFinding]:
-    """Check the ratio of MLP matrices to attention matrices in every block."""
-    if config.model.mlp.sizing != "ratio":
-        return []
-    expected, findings = config.model.mlp.ratio, []
-    for i, block in enumerate(model.blocks):
-        ratio = matrix_elements(block.mlp) / matrix_elements(block.attn)
-        declared = config.model.mlp.built_ratio(config.model.sites()[i])
-        if not math.isclose(ratio, declared, rel_tol=1e-9):
-            what = f"MLP / attention of {declared:.6f}, as declared"
-            findings.append(CheckFinding("declared-ratio", what, f"{ratio:.6f} in block {i}"))
-        if abs(ratio / expected - 1) > RATIO_TOLERANCE:
-            what = f"MLP / attention of {expected} within 1 %"
-            findings.append(CheckFinding("mlp-ratio", what, f"{ratio:.4f} in block {i}"))
-    return findings[:1]
-
-
-def _shares(config: Config, model: GPT) -> list[CheckFinding]:
-    """Check the share of each mechanism in the parameters of the MLP, in every block that has it."""
-    mlp, findings = config.model.mlp, []
+def _sizes_of_parts(config: Config, model: GPT) -> Iterator[CheckFinding]:
+    """Check the ratio of MLP to attention, and the share of each mechanism, in every block."""
+    mlp = config.model.mlp
     sized = [mechanism.name for mechanism in mlp.mechanisms if mechanism.sized]
-    for i, block in enumerate(model.blocks if mlp.sizing != "hidden" else ()):
-        for name, part in block.mlp.mechanisms.items():
-            share = matrix_elements(part) / matrix_elements(block.mlp)
-            if name in sized and abs(share - mlp.share / len(sized)) > _SHARE_TOLERANCE:
+    for i, block in enumerate(model.blocks):
+        if mlp.sizing == "ratio":
+            ratio = matrix_elements(block.mlp) / matrix_elements(block.attn)
+            declared = mlp.built_ratio(config.model.sites()[i])
+            exact, what = math.isclose(ratio, declared, rel_tol=1e-9), f"of {declared:.6f}"
+            found = f"{ratio:.6f} in block {i}"
+            yield from expect(
+                exact, "declared-ratio", f"MLP / attention {what}, as declared", found
+            )
+            near, found = abs(ratio / mlp.ratio - 1) <= RATIO_TOLERANCE, f"{ratio:.4f} in block {i}"
+            yield from expect(
+                near, "mlp-ratio", f"MLP / attention of {mlp.ratio} within 1 %", found
+            )
+        for name, part in block.mlp.mechanisms.items() if mlp.sizing != "hidden" else ():
+            if name in sized:
+                share = matrix_elements(part) / matrix_elements(block.mlp)
+                near = abs(share - mlp.share / len(sized)) <= _SHARE_TOLERANCE
                 what = f"MLP_SHARE={mlp.share:g} of the MLP for {len(sized)} mechanisms"
-                findings.append(CheckFinding("mlp-share", what, f"{name} {share:.3f} in block {i}"))
-    return findings[:1]
+                yield from expect(near, "mlp-share", what, f"{name} {share:.3f} in block {i}")
 
 
 def _flops(config: Config, model: GPT) -> list[CheckFinding]:
@@ -99,40 +103,24 @@ def _flops(config: Config, model: GPT) -> list[CheckFinding]:
         if not attention.pattern.attends:
             parts["attention"] = (attention.cost(shape).flops, block.attn, pairs)
         for name, (declared, module, others) in parts.items():
-            if declared < (least := 2 * matrix_elements(module) + others):
-                what = f"at least {least:,.0f} FLOPs per token of the {name}"
-                found = f"{declared:,.0f} declared in block {site.block}"
-                return [CheckFinding("declared-flops", what, found)]
+            least = 2 * matrix_elements(module) + others
+            what = f"at least {least:,.0f} FLOPs per token of the {name}"
+            found = f"{declared:,.0f} declared in block {site.block}"
+            if findings := expect(declared >= least, "declared-flops", what, found):
+                return findings
     return []
 
 
-def _size_change(subject: StepUnderTest, model: GPT) -> list[CheckFinding]:
-    """Check the change in parameter count that the step declares, on the built models."""
-    parent = subject.parent
-    if subject.case.params is None or parent is None or parent.config is None:
-        return []
-    low, high = subject.case.params
-    change = model.num_params() / subject.for_case(parent).full_model.num_params() - 1
-    if low <= change <= high:
-        return []
-    expected = f"{low:+.1%} to {high:+.1%} parameters against {subject.case.parent}"
-    return [CheckFinding("size-change", expected, f"{change:+.1%}: {model.num_params():,} built")]
-
-
-def _delta(subject: StepUnderTest) -> list[CheckFinding]:
+def _delta(subject: StepUnderTest) -> Iterator[CheckFinding]:
     """Check that each symbol of the step is set in the configuration."""
-    values, findings = subject.config.values, []
+    values = subject.config.values
     chosen = {f"{choice}_{value}".upper() for choice, value in values.items()}
     for name, value in subject.case.delta.items():
-        if name not in values and value is not (name in chosen):
-            findings.append(
-                CheckFinding("step-setting", f"{name}={value}", "another member of the choice")
-            )
-        elif name in values and str(values[name]) != str(value):
-            findings.append(
-                CheckFinding("step-setting", f"{name}={value}", f"{name}={values[name]}")
-            )
-    return findings
+        if name in values:
+            same, found = str(values[name]) == str(value), f"{name}={values[name]}"
+        else:
+            same, found = value is (name in chosen), "another member of the choice"
+        yield from expect(same, "step-setting", f"{name}={value}", found)
 
 
 def _selectable() -> list[CheckFinding]:
@@ -150,15 +138,6 @@ def _selectable() -> list[CheckFinding]:
             what = f"one Kconfig option for each registered {registry.kind}"
             findings.append(CheckFinding("selectable", what, has if name else lacks))
     return findings
-
-
-def _strays(model: nn.Module) -> Iterator[str]:
-    """Yield tensors that require a gradient but are not registered as parameters."""
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            items = value if isinstance(value, (list, tuple)) else [value]
-            if any(isinstance(item, torch.Tensor) and item.requires_grad for item in items):
-                yield f"{path}.{name}"
 
 
 def matrix_elements(module: nn.Module) -> int:

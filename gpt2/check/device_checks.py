@@ -7,7 +7,7 @@ in Triton's interpreter. Under COMPILE, one step of the study is compiled for th
 import importlib.util
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gpt2.attention.backends import is_plain
-from gpt2.check.finding import CheckFinding
+from gpt2.check.finding import CheckFinding, expect
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest, fill_parameters
 from gpt2.config import Config
@@ -25,7 +25,6 @@ from gpt2.model import GPT
 from lib.config.field import SymbolValue
 from lib.env.hardware import device_name
 from lib.env.machine import autocast
-from lib.env.options import MachineConfig
 from lib.env.preflight import compiler_problems
 from lib.errors import ConfigError
 
@@ -61,12 +60,11 @@ def _compiled(subject: StepUnderTest) -> list[CheckFinding]:
     for problem in compiler_problems("cpu"):
         found = f"{problem.what}; {problem.next}"
         return [CheckFinding("compiled-loss", "a compiler for COMPILE=y on a CPU", found, True)]
-    ids_BT, model = subject.tokens(), subject.model.train()
-    exact = _values(model, model, ids_BT)
+    small, ids_BT, cpu = subject.small_exact, subject.tokens(), torch.device("cpu")
+    exact = _values_of(small, torch.float64, ids_BT, cpu)
     torch._dynamo.reset()
-    compiled = _values(model, torch.compile(model), ids_BT)
-    model.eval()
-    return _differences("compiled-loss", "compiled", compiled, exact, lambda name: _TOLERANCE)
+    compiled = _values_of(with_changes(small, COMPILE=True), torch.float64, ids_BT, cpu)
+    return _differences("compiled-loss", "compiled", compiled, exact)
 
 
 def _interpreted(subject: StepUnderTest) -> list[CheckFinding]:
@@ -89,14 +87,13 @@ def _interpreted(subject: StepUnderTest) -> list[CheckFinding]:
     assert (
         os.environ.get("TRITON_INTERPRET") == "1"
     ), "workers of the check set it before the import"
-    ids_BT = subject.tokens(1, _INTERPRETED_TOKENS + 1)
-    cpu = torch.device("cpu")
+    ids_BT, cpu = subject.tokens(1, _INTERPRETED_TOKENS + 1), torch.device("cpu")
     exact = _values_of(small, torch.float64, ids_BT, cpu)
     rows = _values_of(small, torch.float32, ids_BT, cpu)
     # The interpreter computes masked rows with numpy, which warns of them.
     with np.errstate(invalid="ignore", divide="ignore"):
         tiled = _values_of(by_triton, torch.float32, ids_BT, cpu)
-    return _rounded("triton-kernels", "by Triton kernels", tiled, rows, exact)
+    return _differences("triton-kernels", "by Triton kernels", tiled, exact, rows)
 
 
 def on_device(subject: StepUnderTest, device: torch.device) -> list[CheckFinding]:
@@ -104,13 +101,12 @@ def on_device(subject: StepUnderTest, device: torch.device) -> list[CheckFinding
     config = with_changes(subject.config, DROPOUT="0.0")
     by_rows = with_changes(config, COMPILE=False, **_backends(config, _BY_ROWS))
     length = min(config.model.shape.block_size, len(subject.context.tokens))
-    tokens = torch.from_numpy(subject.context.tokens[:length])
-    ids_BT = tokens[None].to(device)
+    ids_BT = torch.from_numpy(subject.context.tokens[None, :length]).to(device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         exact = _values_of(by_rows, torch.float64, ids_BT, device)
         rows = _values_of(by_rows, torch.float32, ids_BT, device)
         actual = _values_of(config, torch.float32, ids_BT, device)
-    return _rounded("device-step", f"on {device_name(device)}", actual, rows, exact)
+    return _differences("device-step", f"on {device_name(device)}", actual, exact, rows)
 
 
 def _backends(config: Config, backends: Mapping[str, SymbolValue]) -> dict[str, SymbolValue]:
@@ -123,65 +119,48 @@ def _backends(config: Config, backends: Mapping[str, SymbolValue]) -> dict[str, 
 
 
 def _values_of(config: Config, dtype: torch.dtype, ids_BT: Tensor, device: torch.device) -> Values:
-    """Return the values of a filled model, in float64 or in the precision of the configuration."""
+    """Return loss, gradients and statistics of a filled model.
+
+    They are in float64, or in the precision of the configuration.
+    """
     model = GPT(config.model)
     model.init_weights(config.seed)
     fill_parameters(model)
     model.to(device, dtype).train()
-    machine = None if dtype == torch.float64 else config.machine
-    forward = torch.compile(model) if config.machine.compile else model
-    values = _values(model, forward, ids_BT, machine)
-    with autocast(machine) if machine else nullcontext():
-        by_name = collect_statistics(model.eval(), ids_BT[:, :-1])
-    counts = {name: row for name, row in by_name.items() if not name.endswith(_COUNTED)}
-    numbers = {n: [math.nan if x is None else x for x in row] for n, row in counts.items()}
-    return values | {f"statistic {n}": torch.tensor(row).double() for n, row in numbers.items()}
-
-
-def _values(
-    model: GPT,
-    forward: Callable[..., Any],
-    ids_BT: Tensor,
-    machine: MachineConfig | None = None,
-) -> Values:
-    """Return the loss and every gradient, and leave the model without gradients.
-
-    The forward pass has the precision of ``machine``.
-    """
-    with autocast(machine) if machine else nullcontext():
+    forward: Any = torch.compile(model) if config.machine.compile else model
+    exact = dtype == torch.float64
+    with nullcontext() if exact else autocast(config.machine):
         loss = forward(ids_BT[:, :-1], ids_BT[:, 1:])
     loss.backward()
-    gradients = {
-        f"gradient of {name}": parameter.grad.double()
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }
-    model.zero_grad(set_to_none=True)
-    return {"loss": loss.detach().double(), **gradients}
-
-
-def _rounded(
-    kind: str, form: str, actual: Values, rows: Values, exact: Values
-) -> list[CheckFinding]:
-    errors = {name: _error(value, exact[name]) for name, value in rows.items()}
-
-    def limit(name: str) -> float:
-        floor = _STATISTICS_ROUNDING if name.startswith("statistic") else _ROUNDING
-        return _ROUNDING_FACTOR * errors[name] + floor
-
-    return _differences(kind, form, actual, exact, limit)
+    values = {"loss": loss.detach().double()}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            values[f"gradient of {name}"] = parameter.grad.double()
+    with nullcontext() if exact else autocast(config.machine):
+        by_name = collect_statistics(model.eval(), ids_BT[:, :-1])
+    for name, row in by_name.items():
+        if not name.endswith(_COUNTED):
+            numbers = [math.nan if x is None else x for x in row]
+            values[f"statistic {name}"] = torch.tensor(numbers).double()
+    return values
 
 
 def _differences(
-    kind: str, form: str, actual: Values, exact: Values, limit: Callable[[str], float]
+    kind: str, form: str, actual: Values, exact: Values, rows: Values | None = None
 ) -> list[CheckFinding]:
-    """Return a finding for each value whose error is above its limit, or that is missing."""
+    """Return a finding for each value whose error is above its limit, or that is missing.
+
+    The limit is that of float64, or follows from the error of ``rows`` in the precision of the run.
+    """
     findings = []
     for name, expected in exact.items():
         error = _error(actual[name], expected) if name in actual else math.inf
-        if not error <= limit(name):
-            found = f"a relative error of {error:.1e} {form} (at most {limit(name):.0e})"
-            findings.append(CheckFinding(kind, f"the {name} by rows in float64", found))
+        limit = _TOLERANCE
+        if rows is not None:
+            floor = _STATISTICS_ROUNDING if name.startswith("statistic") else _ROUNDING
+            limit = _ROUNDING_FACTOR * _error(rows[name], expected) + floor
+        found = f"a relative error of {error:.1e} {form} (at most {limit:.0e})"
+        findings += expect(error <= limit, kind, f"the {name} by rows in float64", found)
     return findings
 
 

@@ -8,19 +8,15 @@ from dataclasses import dataclass
 
 from gpt2.check.finding import CheckFinding
 
-# float64 noise is far smaller, a change of the function or the optimizer far larger.
-_TOLERANCE = 1e-9
-_TRAINED_TOLERANCE = 1e-7
-# Inner product of a tensor with a random tensor seeded by its name, and the tensor's norm.
+# Inner product of a tensor with a random tensor, and the tensor's norm, by name and shape.
 Projections = Mapping[str, tuple[float, float]]
+# Float64 noise is far smaller, a change of the function or the optimizer far larger.
+_TOLERANCES = {"outputs": 1e-9, "gradients": 1e-9, "trained": 1e-7}
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Numbers that identify the function a filled step computes and learns, without dropout.
-
-    Keys of the mappings are a parameter's name and shape.
-    """
+    """Numbers that identify the function a filled step computes and learns, without dropout."""
 
     full_identity: str
     # Canonical settings of the small form that determine its function.
@@ -31,33 +27,25 @@ class Fingerprint:
 
 
 def find_duplicates(slug: str, fingerprints: Mapping[str, Fingerprint]) -> list[CheckFinding]:
-    """Return a finding for each step that is equal to ``slug``."""
+    """Return a finding for each step that is equal to ``slug``.
+
+    Parameters that only one of the two steps has are ignored.
+    """
     this, findings = fingerprints[slug], []
     for other, peer in fingerprints.items():
         if other == slug:
             continue
         if this.full_identity == peer.full_identity:
-            expected = f"another configuration than {other}"
-            findings.append(
-                CheckFinding("distinct-configuration", expected, "the same configuration")
-            )
-        elif this.small_function != peer.small_function and _equal(this, peer):
+            expected, text = f"another configuration than {other}", "the same configuration"
+            findings.append(CheckFinding("distinct-configuration", expected, text))
+        elif this.small_function != peer.small_function and all(
+            _close(vars(this)[name], vars(peer)[name], tolerance)
+            for name, tolerance in _TOLERANCES.items()
+        ):
             text = "outputs, gradients and trained weights are equal for equal parameters"
             expected = f"another function or another training than {other}"
             findings.append(CheckFinding("distinct-function", expected, text))
     return findings
-
-
-def _equal(a: Fingerprint, b: Fingerprint) -> bool:
-    """Return whether two fingerprints are equal.
-
-    Parameters that only one of the two steps has are ignored.
-    """
-    return (
-        _close(a.outputs, b.outputs, _TOLERANCE)
-        and _close(a.gradients, b.gradients, _TOLERANCE)
-        and _close(a.trained, b.trained, _TRAINED_TOLERANCE)
-    )
 
 
 def _close(a: Projections, b: Projections, tolerance: float) -> bool:

@@ -63,11 +63,8 @@ _INTERVALS = {
     "PRUNING_FREQUENCY": 7,
 }
 # Floats of every optimizer and schedule, and the factor of their other values.
-_SCALED = {"LEARNING_RATE", "MIN_LEARNING_RATE", "GRAD_CLIP", "WEIGHT_DECAY", "SGD_MOMENTUM"} | {
-    "ADAM_BETA1",
-    "ADAM_BETA2",
-    "ADAM_EPS",
-}
+_RATES = ("LEARNING_RATE", "MIN_LEARNING_RATE", "GRAD_CLIP", "WEIGHT_DECAY", "SGD_MOMENTUM")
+_SCALED = (*_RATES, "ADAM_BETA1", "ADAM_BETA2", "ADAM_EPS")
 _SCALE = 0.97
 # Elements per chunk of optimizer and pruner: a matrix has several, as at full size.
 _CHUNK = 7
@@ -138,7 +135,7 @@ def driven_config(small: Config, configured: Config) -> Config:
     }
     driven = with_changes(small, **(_SETTINGS | budget | limits))
     # Other values than in any configuration, so that a constant in the code cannot pass for one.
-    return with_scaled_floats(driven, _SCALED & driven.values.keys(), _SCALE)
+    return with_scaled_floats(driven, _SCALED, _SCALE)
 
 
 class DrivenRun:
@@ -149,8 +146,9 @@ class DrivenRun:
         self.start = _flat(dict(self.model.named_parameters()))
         self.gradients: list[dict[str, Tensor]] = []
         self.weights: list[Weights] = []
-        # Of the remaining weights, by matrix; -inf for pruned weights.
+        # Of prunable matrices: the scores, and those whose pruned weights have a state of the optimizer.
         self.scores: list[Weights] = []
+        self.stateful: list[set[str]] = []
         # Metrics by kind: train and eval.
         self.rows: dict[str, list[dict[str, Any]]] = {"train": [], "eval": []}
         self._seconds = 0.0
@@ -180,9 +178,10 @@ class DrivenRun:
             step, pruner = session.iteration, session.pruner
             if step > len(self.weights):
                 self.weights.append(_flat(session.weights()))
-                names = pruner.masks if isinstance(pruner, MaskPruner) else {}
-                scores = {n: cast(MaskPruner, pruner).score(n, session.optimizer) for n in names}
-                self.scores.append(_flat(scores))
+                if isinstance(pruner, MaskPruner):
+                    names, optimizer = pruner.masks, session.optimizer
+                    self.scores.append(_flat({n: pruner.score(n, optimizer) for n in names}))
+                    self.stateful.append(_stateful(session, pruner))
             while len(self.gradients) <= step:
                 self.gradients.append(next(self._driving))
             model.gradients = self.gradients[step]
@@ -223,6 +222,17 @@ class _Rows(RecordWriter):
     def metrics(self, **record: Any) -> None:
         """Keep the row."""
         self._rows[record["kind"]].append(record)
+
+
+def _stateful(session: TrainingSession, pruner: MaskPruner) -> set[str]:
+    """Return the names of matrices whose pruned weights have a nonzero state of the optimizer."""
+    parameters = dict(session.model.named_parameters())
+    return {
+        name
+        for name, mask in pruner.masks.items()
+        for value in session.optimizer.state.get(parameters[name], {}).values()
+        if value is not None and value.shape == mask.shape and value.masked_fill(mask, 0.0).any()
+    }
 
 
 def _flat(tensors: dict[str, Tensor]) -> Weights:

@@ -11,8 +11,7 @@ import math
 import pickle
 import random
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -23,7 +22,6 @@ from torch import Tensor, nn
 
 from gpt2.check.finding import CheckFinding, compare, expect
 from gpt2.check.pairing_checks import stream_key
-from gpt2.check.short_run import TracedRun
 from gpt2.check.subject import StepUnderTest
 from gpt2.check.update_checks import prunable_rows
 from gpt2.data.tokenizer import ByteTokenizer
@@ -55,9 +53,9 @@ _PROMPT, _SAMPLED = "Hä", 3
 _WIDE = {ord("e"): "é".encode()}
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Window:
-    """Held-out window of a document: ``tokens`` from its token ``start`` on.
+    """Held-out window of a document: ``tokens`` from its token ``start`` on, and its scores.
 
     The document starts at ``offset`` of the split.
     """
@@ -66,19 +64,17 @@ class _Window:
     offset: int
     start: int
     tokens: list[int]
-
-
-@dataclass
-class _Document:
-    """Recomputed scores of a document."""
-
-    # Predicted tokens by the offset of their window, and the first window's batch and row.
-    parts: dict[int, list[int]] = field(default_factory=dict)
+    # Its batch, and row in the batch.
     place: tuple[int, int] = (0, 0)
-    tokens: int = 0
-    bytes: int = 0
-    correct: int = 0
-    nll: float = 0.0
+    # Of each predicted token: nats, whether it is the most likely one, and the highest probability.
+    nats: list[float] = field(default_factory=list)
+    hits: list[bool] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of the predicted tokens."""
+        return sum(len(_WIDE.get(t, b"-")) for t in self.tokens[1:] if t != _END_OF_TEXT)
 
 
 class _Gpt2Bytes(ByteTokenizer):
@@ -92,33 +88,34 @@ class _Gpt2Bytes(ByteTokenizer):
         return _WIDE.get(token) or super().token_bytes(token) or b"<|endoftext|>"
 
 
-def check_evaluated(subject: StepUnderTest) -> list[CheckFinding]:
+def check_evaluated(subject: StepUnderTest) -> Iterator[CheckFinding]:
     """Evaluate the traced run twice, write its results, and recompute all of them."""
     traced, windows = subject.traced_run, _windows(subject)
-    state, session = traced.run.session, _finishing_session(subject)
-    with ExitStack() as stack:
-        findings = _side_effects(traced, session)
-        # Other weights, so that nothing of the first evaluation may be used again. With larger
-        # matrices, losses differ enough for a mean over tokens to differ from other means.
-        weights = traced.final_weights.items()
-        state.load_weights({n: w * _FACTOR if w.ndim >= 2 else w for n, w in weights})
-        stack.callback(state.load_weights, traced.final_weights)
+    state, session = traced.session, _finishing_session(subject)
+    yield from _side_effects(session, traced.final_weights)
+    # Other weights, so that nothing of the first evaluation may be used again. With larger matrices,
+    # losses differ enough for a mean over tokens to differ from other means.
+    weights = traced.final_weights.items()
+    state.load_weights({n: w * _FACTOR if w.ndim >= 2 else w for n, w in weights})
+    try:
         record = _finish(session, traced.losses)
-        findings += _sample(session)
-        bf16 = subject.small.values["PRECISION"] == "bf16"
-        documents, calibration_error = _scored(state.model, windows, bf16)
+        yield from _sample(session)
+        _score(state.model, windows, subject.small.values["PRECISION"] == "bf16")
         stored = safetensors.torch.load_file(session.run.weights)
         differing = [n for n, w in state.weights().items() if not _is_stored(w, stored.get(n))]
-        what = "the evaluated weights in model.safetensors"
-        findings += expect(not differing, "stored-weights", what, f"others of {differing[:3]}")
-    actual = [(w.document, w.offset, w.length) for w in traced.run.session.evaluate.windows]
+        expected_summary = _expected_summary(subject, session, windows)
+    finally:
+        state.load_weights(traced.final_weights)
+    what, found = "the evaluated weights in model.safetensors", f"others of {differing[:3]}"
+    yield from expect(not differing, "stored-weights", what, found)
+    actual = [(w.document, w.offset, w.length) for w in session.evaluate.windows]
     expected = [(w.number - 1, w.offset + w.start, len(w.tokens)) for w in windows]
     count = sum(len(w.tokens) - 1 for w in windows)
     what = f"{count} tokens in held-out windows (document, offset, tokens)"
-    return findings + (
+    yield from (
         compare("evaluation-windows", what, actual, expected)
-        or _rows(subject, record, documents)
-        or _summary(subject, session, record, documents, calibration_error)
+        or _rows(subject, record, windows)
+        or _summary(record, expected_summary, count)
     )
 
 
@@ -147,59 +144,66 @@ def _windows(subject: StepUnderTest) -> list[_Window]:
     return [window for window, total in zip(windows, used, strict=True) if total <= budget]
 
 
-def _generators() -> tuple[bytes, str, bytes]:
-    """Return the states of all generators that training uses."""
-    numpy = np.random.get_state(legacy=True)
-    return torch.get_rng_state().numpy().tobytes(), repr(random.getstate()), pickle.dumps(numpy)
+def _state(session: TrainingSession) -> tuple[Any, dict[str, Tensor]]:
+    """Return the states of all generators that training uses, and copies of all trained tensors."""
+    numpy = pickle.dumps(np.random.get_state(legacy=True))
+    generators = torch.get_rng_state().numpy().tobytes(), repr(random.getstate()), numpy
+    tensors = {name: weight.clone() for name, weight in session.weights().items()}
+    for i, state in enumerate(cast(torch.optim.Optimizer, session.optimizer).state.values()):
+        copies = {f"the optimizer's {k} {i}": v for k, v in state.items() if isinstance(v, Tensor)}
+        tensors |= {name: value.clone() for name, value in copies.items()}
+    return generators, tensors
 
 
-def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return a copy of all tensors of the optimizer's state."""
-    states = [state.values() for state in optimizer.state.values()]
-    return [value.clone() for values in states for value in values if isinstance(value, Tensor)]
-
-
-def _side_effects(traced: TracedRun, session: TrainingSession) -> list[CheckFinding]:
+def _side_effects(
+    session: TrainingSession, weights: Mapping[str, Tensor]
+) -> Iterator[CheckFinding]:
     """Evaluate once and record statistics; check that this leaves the training unchanged."""
-    state, modes = session, list[str]()
-    optimizer = cast(torch.optim.Optimizer, state.optimizer)
-    before, tensors = _generators(), _optimizer_tensors(optimizer)
-    evaluation = session.evaluate(state.model)
+    model, modes = session.model, list[str]()
+    generators, tensors = _state(session)
+    evaluation = session.evaluate(model)
     # Recording statistics restores the mode of all modules.
-    modes += [name for name, module in state.model.named_modules() if not module.training]
+    modes += [name for name, module in model.named_modules() if not module.training]
     record_statistics(session)
-    modes += [name for name, module in state.model.named_modules() if not module.training]
-    weights, pairs = state.weights(), zip(tensors, _optimizer_tensors(optimizer), strict=True)
-    changed = [n for n in weights if not torch.equal(weights[n], traced.final_weights[n])]
-    changed += ["the optimizer's state"] * any(not torch.equal(a, b) for a, b in pairs)
-    gradients = [n for n, p in state.model.named_parameters() if p.grad is not None]
+    modes += [name for name, module in model.named_modules() if not module.training]
+    generators_after, after = _state(session)
+    changed = [
+        n for n, value in (tensors | dict(weights)).items() if not torch.equal(value, after[n])
+    ]
+    gradients = [n for n, p in model.named_parameters() if p.grad is not None]
+    other = ["another state of the generators"] * (generators_after != generators)
     violations = {
-        "evaluation-random-state": ["another state of the generators"] * (_generators() != before),
+        "evaluation-random-state": other,
         "evaluation-mode": [f"{name or 'the model'} in evaluation mode" for name in modes],
         "evaluation-weights": [f"other values of {name}" for name in changed],
         "evaluation-gradient": [f"a gradient of {name}" for name in gradients],
     }
-    findings, what = list[CheckFinding](), "training as if there were no evaluation"
+    what = "training as if there were no evaluation"
     for name, texts in violations.items():
-        findings += expect(not texts, name, what, "".join(texts[:1]))
+        yield from expect(not texts, name, what, "".join(texts[:1]))
     assert evaluation is not None
-    documents = evaluation.documents
-    tokens = sum(document.n_tokens for document in documents)
-    correct = sum(document.n_correct for document in documents)
-    loss = math.fsum(document.nll_sum for document in documents) / tokens
+    tokens, correct = (
+        sum(vars(document)[name] for document in evaluation.documents)
+        for name in ("n_tokens", "n_correct")
+    )
+    loss = math.fsum(document.nll_sum for document in evaluation.documents) / tokens
     what, actual = "loss and accuracy of an evaluation", (evaluation.loss, evaluation.accuracy)
-    findings += compare("evaluation-figures", what, actual, (loss, correct / tokens), 1e-9)
+    yield from compare("evaluation-figures", what, actual, (loss, correct / tokens), 1e-9)
     # Of a sound evaluation: what reads more of a model than its losses has a finding above.
-    return findings or _accumulation(session)
+    if not any(violations.values()):
+        uneven = _UnevenLosses()
+        summed = session.evaluate(cast(GPT, uneven))
+        assert summed is not None
+        total = math.fsum(document.nll_sum for document in summed.documents)
+        what = "losses of 2^30 and 1 by turns summed in float64:"
+        yield from compare("evaluation-sums", what, total, uneven.total)
 
 
 class _UnevenLosses(nn.Module):
     """Model whose token losses have a sum that fp32 cannot represent: 2^30 and 1 by turns."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        # Of the tokens that count.
-        self.total = 0.0
+    # Of the tokens that count.
+    total = 0.0
 
     def token_losses(self, x_BT: Tensor, y_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return losses, no correct token, and no confidence."""
@@ -207,15 +211,6 @@ class _UnevenLosses(nn.Module):
         losses_BT[:, ::2] = 2.0**30
         self.total += losses_BT[y_BT != IGNORE_INDEX].double().sum().item()
         return losses_BT, torch.zeros(y_BT.shape, dtype=torch.bool), torch.zeros(y_BT.shape)
-
-
-def _accumulation(session: TrainingSession) -> list[CheckFinding]:
-    """Check that an evaluation sums the losses of tokens in float64."""
-    model = _UnevenLosses()
-    evaluation = session.evaluate(cast(GPT, model))
-    actual = math.fsum(document.nll_sum for document in evaluation.documents) if evaluation else 0.0
-    what = "losses of 2^30 and 1 by turns summed in float64:"
-    return compare("evaluation-sums", what, actual, model.total)
 
 
 # Results that a run writes: rows, summary and text sample.
@@ -226,26 +221,23 @@ def _finishing_session(subject: StepUnderTest) -> TrainingSession:
 
     It has one evaluator for all evaluations, which may store nothing of the first one.
     """
-    session = subject.traced_run.run.session
+    session = subject.traced_run.session
     files, config = RunDir(subject.context.new_run_dir()), session.config
-    sampling: dict[str, Any] = {"sample_tokens": _SAMPLED, "sample_prompt": _PROMPT}
     rows = _BATCH_ROWS * config.train.grad_accumulation
     batched = replace(config.train, global_batch=rows, batch_size=_BATCH_ROWS)
-    evaluate = Evaluator(replace(config, train=batched), session.dataset.val, session.device)
-    config = replace(
-        config,
-        # The sample is that of the seed, whatever the seed is.
-        seed=config.seed + 1,
-        train=replace(config.train, **sampling),
-        telemetry=replace(config.telemetry, statistics_rows=1),
-    )
     return replace(
         session,
         run=files,
-        records=RecordWriter(files, lambda event: None),
-        config=config,
+        records=RecordWriter(files),
         tokenizer=_Gpt2Bytes(),
-        evaluate=evaluate,
+        evaluate=Evaluator(replace(config, train=batched), session.dataset.val, session.device),
+        config=replace(
+            config,
+            # The sample is that of the seed, whatever the seed is.
+            seed=config.seed + 1,
+            train=replace(config.train, sample_tokens=_SAMPLED, sample_prompt=_PROMPT),
+            telemetry=replace(config.telemetry, statistics_rows=1),
+        ),
     )
 
 
@@ -270,13 +262,12 @@ def _finish(session: TrainingSession, losses: Sequence[float]) -> RunRecord:
     return RunRecord(session.run)
 
 
-def _sample(session: TrainingSession) -> list[CheckFinding]:
+def _sample(session: TrainingSession) -> Iterator[CheckFinding]:
     """Check the text after a prompt, and after none: bytes, number of tokens and random stream."""
     config, texts = session.config, {_PROMPT: session.run.sample.read_text(encoding="utf-8")}
     unprompted = replace(config, train=replace(config.train, sample_prompt=""))
     texts[""] = generate_sample(replace(session, config=unprompted), session.model)
     plain = SamplingOptions(temperature=1.0, top_k=0, top_p=1.0)
-    findings = []
     for prompt, text in texts.items():
         ids = torch.tensor(list(prompt.encode()) or [_END_OF_TEXT])
         key = stream_key(config.seed, "sample")
@@ -284,18 +275,15 @@ def _sample(session: TrainingSession) -> list[CheckFinding]:
         drawn = bytes(t for t in itertools.islice(tokens, _SAMPLED) if t != _END_OF_TEXT)
         expected = repr(f"{prompt}{drawn.decode(errors='replace')}\n")
         what = f"a sample of {_SAMPLED} tokens after {prompt!r}:"
-        findings += compare("text-sample", what, repr(text), expected)
-    return findings
+        yield from compare("text-sample", what, repr(text), expected)
 
 
 @torch.no_grad()
-def _scored(model: GPT, windows: list[_Window], bf16: bool) -> tuple[dict[str, _Document], float]:
-    """Return the scores of each document, sorted by name, and the expected calibration error."""
-    documents: dict[str, _Document] = {}
-    correct, confident = np.zeros(_BINS), np.zeros(_BINS)
+def _score(model: GPT, windows: Sequence[_Window], bf16: bool) -> None:
+    """Compute the scores of each window."""
     size = model.config.shape.block_size
     model.eval()
-    for first in range(0, len(windows), _BATCH_ROWS):
+    for number, first in enumerate(range(0, len(windows), _BATCH_ROWS)):
         batch = windows[first : first + _BATCH_ROWS]
         # Products of one shape, so that logits have the same bits as the product's.
         x_BT = torch.zeros(len(batch), size, dtype=torch.int64)
@@ -305,50 +293,46 @@ def _scored(model: GPT, windows: list[_Window], bf16: bool) -> tuple[dict[str, _
             logits_BTV = model(x_BT)
         probabilities_BTV = logits_BTV.double().softmax(-1).numpy()
         for row, window in enumerate(batch):
+            window.place = number, row
             targets = window.tokens[1:]
-            new = _Document(place=(first // _BATCH_ROWS, row))
-            document = documents.setdefault(f"val.jsonl:{window.number}", new)
-            document.parts[window.start] = targets
-            document.tokens += len(targets)
-            document.bytes += sum(len(_WIDE.get(t, b"-")) for t in targets if t != _END_OF_TEXT)
-            for probabilities_V, target in zip(probabilities_BTV[row], targets, strict=False):
-                document.nll -= math.log(probabilities_V[target])
-                best = int(probabilities_V.argmax())
-                document.correct += best == target
-                bin_ = math.ceil(probabilities_V[best] * _BINS) - 1
-                correct[bin_] += best == target
-                confident[bin_] += probabilities_V[best]
+            probabilities_TV = probabilities_BTV[row, : len(targets)]
+            window.nats = (-np.log(probabilities_TV[range(len(targets)), targets])).tolist()
+            window.hits = (probabilities_TV.argmax(-1) == targets).tolist()
+            window.confidence = probabilities_TV.max(-1).tolist()
     model.train()
-    tokens = sum(document.tokens for document in documents.values())
-    return dict(sorted(documents.items())), float(abs(correct - confident).sum() / tokens)
 
 
 def _rows(
-    subject: StepUnderTest, record: RunRecord, expected: dict[str, _Document]
+    subject: StepUnderTest, record: RunRecord, windows: Sequence[_Window]
 ) -> list[CheckFinding]:
     """Compare every column of per_query.csv with the recomputed documents."""
-    texts = {f"val.jsonl:{n}": text for n, text in enumerate(subject.context.held_out, 1)}
+    documents: dict[str, list[_Window]] = {}
+    for window in windows:
+        documents.setdefault(f"val.jsonl:{window.number}", []).append(window)
     content = record.run.per_query.read_bytes().decode()
     rows, what = list(csv.DictReader(content.splitlines())), "lines that end with a line feed alone"
     names = tuple(row["item_id"] for row in rows)
     findings = expect("\r" not in content, "document-rows", what, "carriage returns")
-    if findings := findings or compare("document-rows", "rows of", names, tuple(expected)):
-        return findings
-    for row, (name, document) in zip(rows, expected.items(), strict=True):
-        targets = np.concatenate([document.parts[start] for start in sorted(document.parts)])
-        # An empty cell, if there are no bytes.
-        bits = document.nll / math.log(2) / document.bytes if document.bytes else ""
+    findings = findings or compare("document-rows", "rows of", names, tuple(sorted(documents)))
+    for row in rows if not findings else ():
+        name, parts = row["item_id"], documents[row["item_id"]]
+        in_order = sorted(parts, key=lambda window: window.start)
+        targets = np.concatenate([window.tokens[1:] for window in in_order])
+        nats = math.fsum(itertools.chain(*(window.nats for window in parts)))
+        text_bytes = sum(window.bytes for window in parts)
+        text = subject.context.held_out[parts[0].number - 1]
         columns: dict[str, str | float] = {
-            "n_tokens": str(document.tokens),
-            "n_bytes": str(document.bytes),
-            "n_correct": str(document.correct),
-            "nll_sum": document.nll,
-            "nll_mean": document.nll / document.tokens,
-            "bits_per_byte": bits,
-            "doc_sha256": hashlib.sha256(texts[name].encode()).hexdigest(),
+            "n_tokens": str(len(targets)),
+            "n_bytes": str(text_bytes),
+            "n_correct": str(sum(sum(window.hits) for window in parts)),
+            "nll_sum": nats,
+            "nll_mean": nats / len(targets),
+            # An empty cell, if there are no bytes.
+            "bits_per_byte": nats / math.log(2) / text_bytes if text_bytes else "",
+            "doc_sha256": hashlib.sha256(text.encode()).hexdigest(),
             "tokens_sha256": hashlib.sha256(targets.astype("<u2").tobytes()).hexdigest(),
-            "batch_index": str(document.place[0]),
-            "row_in_batch": str(document.place[1]),
+            "batch_index": str(parts[0].place[0]),
+            "row_in_batch": str(parts[0].place[1]),
             "source": "custom",
             "split": "val",
             "eval_step": str(len(subject.traced_run.losses)),
@@ -359,50 +343,52 @@ def _rows(
     return findings[:1]
 
 
-def _summary(
-    subject: StepUnderTest,
-    session: TrainingSession,
-    record: RunRecord,
-    documents: dict[str, _Document],
-    calibration_error: float,
-) -> list[CheckFinding]:
-    """Compare the figures of summary.json, which tables read, and the last row of the metrics."""
-    tokens = sum(document.tokens for document in documents.values())
-    nats = math.fsum(document.nll for document in documents.values())
-    text_bytes = sum(document.bytes for document in documents.values())
-    traced, small, state = subject.traced_run, subject.small, session
-    steps = len(traced.losses)
+def _expected_summary(
+    subject: StepUnderTest, session: TrainingSession, windows: Sequence[_Window]
+) -> dict[str, Any]:
+    """Return the figures of summary.json, which tables read."""
+    traced, small = subject.traced_run, subject.small
+    nats = [loss for window in windows for loss in window.nats]
+    hits = np.array([hit for window in windows for hit in window.hits], dtype=float)
+    confidence = np.array([value for window in windows for value in window.confidence])
+    bins = np.ceil(confidence * _BINS).astype(int) - 1
+    gaps = np.bincount(bins, hits - confidence, minlength=_BINS)
+    loss, tokens = math.fsum(nats) / len(nats), len(nats)
+    text_bytes = sum(window.bytes for window in windows)
     shares = np.unique(subject.context.train_tokens, return_counts=True)[1]
     shares = shares / shares.sum()
-    zeros = {
-        name: (state.weights()[name][:rows] == 0).double().mean().item()
-        for name, rows in (prunable_rows(subject) if traced.pruned_steps else {}).items()
-    }
-    expected = {
-        "val_loss": nats / tokens,
-        "val_perplexity": math.exp(nats / tokens),
-        "bits_per_byte": nats / text_bytes / math.log(2),
-        "token_accuracy": sum(document.correct for document in documents.values()) / tokens,
+    prunable = prunable_rows(subject) if session.config.pruning.name != "none" else {}
+    zeros = {n: session.weights()[n][:rows] == 0 for n, rows in prunable.items()}
+    return {
+        "schema_version": _SCHEMA,
+        "seed": session.config.seed,
+        "val_loss": loss,
+        "val_perplexity": math.exp(loss),
+        "bits_per_byte": math.fsum(nats) / text_bytes / math.log(2),
+        "token_accuracy": float(hits.mean()),
         "eval_tokens": tokens,
-        "eval_documents": len(documents),
-        "expected_calibration_error": calibration_error,
+        "eval_documents": len({window.number for window in windows}),
+        "expected_calibration_error": float(abs(gaps).sum() / tokens),
         # The last tenth of the iterations, at least one.
         "train_loss": traced.losses[-1],
-        "iterations": steps,
-        "tokens": steps * small.train.global_batch * small.model.shape.block_size,
+        "iterations": len(traced.losses),
+        "tokens": len(traced.losses) * small.train.global_batch * small.model.shape.block_size,
         "unigram_entropy": -float((shares * np.log(shares)).sum()),
         "parameters": sum(weight.numel() for weight in traced.initial_weights.values()),
-        "sparsity": traced.sparsity[-1] if traced.pruned_steps else 0.0,
-        "sparsity_by_layer": zeros,
-        "data_order_digest": state.order.digest,
+        "sparsity": session.pruner.sparsity(),
+        "sparsity_by_layer": {n: zero.double().mean().item() for n, zero in zeros.items()},
+        "data_order_digest": session.order.digest,
     }
-    final = record.summary.value(dict, "final")
-    headed = {name: record.summary.value(int, name) for name in ("schema_version", "seed")}
-    expected |= {"schema_version": _SCHEMA, "seed": session.config.seed}
+
+
+def _summary(record: RunRecord, expected: Mapping[str, Any], tokens: int) -> list[CheckFinding]:
+    """Compare the figures of summary.json, and the last row of the metrics."""
+    actual = record.summary.value(dict, "final")
+    actual |= {name: record.summary.value(int, name) for name in ("schema_version", "seed")}
     findings = []
     for name, value in expected.items():
-        found, what = (final | headed)[name], f"in summary.json {name}"
-        findings += compare("final-result", what, found, value, 10 * _TOLERANCE)
+        what = f"in summary.json {name}"
+        findings += compare("final-result", what, actual[name], value, 10 * _TOLERANCE)
     total = math.fsum(row.nll_sum for row in record.documents) / tokens
     losses = {"results table": record.final.val_loss, "evaluation": record.eval_rows[-1].val_loss}
     for where, loss in losses.items():

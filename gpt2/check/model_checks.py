@@ -5,7 +5,7 @@ B batch, T tokens, V vocabulary.
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -20,7 +20,7 @@ from gpt2.attention.projections import ZeroInitLinear
 from gpt2.check.finding import CheckFinding, expect, within
 from gpt2.check.short_run import GRADIENT_STEPS
 from gpt2.check.shrink import with_changes
-from gpt2.check.subject import StepUnderTest, name_and_shape, relative_error
+from gpt2.check.subject import StepUnderTest, relative_error
 from gpt2.loss import IGNORE_INDEX, LogitsChunks
 from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
@@ -34,12 +34,18 @@ def check_causal(subject: StepUnderTest) -> list[CheckFinding]:
     with subject.chunked():
         # First, so that a value kept from a call is that of other tokens.
         findings = _by_other_inputs(subject)
-        return findings + _by_change(subject) + _by_gradient(subject)
+        return findings + [*_by_change(subject)][:1] + [*_by_gradient(subject)][:1]
 
 
-def _by_change(subject: StepUnderTest) -> list[CheckFinding]:
+def _positions(idx_BT: Tensor) -> list[int]:
+    """Return the second position, two in the middle, and the last one."""
+    length = idx_BT.size(1)
+    return sorted({1, length // 3, length // 2 + 1, length - 1})
+
+
+def _by_change(subject: StepUnderTest) -> Iterator[CheckFinding]:
     """Change another token in each row of a batch."""
-    positions = _positions(subject.tokens(1).size(1))
+    positions = _positions(subject.tokens(1))
     idx_BT = subject.tokens(1).repeat(len(positions), 1)
     changed_BT = idx_BT.clone()
     for row, t in enumerate(positions):
@@ -47,22 +53,18 @@ def _by_change(subject: StepUnderTest) -> list[CheckFinding]:
     data_dependent = subject.config.model.attention.pattern.data_dependent
     with torch.no_grad():
         change_BT = (subject.model(changed_BT) - subject.model(idx_BT)).abs().amax(-1)
-    findings = []
     for t, change_T in zip(positions, change_BT, strict=True):
         leaks = (change_T[:t] > (_CAUSAL_TOLERANCE if data_dependent else 0.0)).nonzero()
         if len(leaks):
             found = f"logits at {int(leaks[0])} change by {float(change_T[:t].max()):.1e}"
-            findings += [
-                CheckFinding("causal-logits", f"token {t} changes no logits before {t}", found)
-            ]
+            yield CheckFinding("causal-logits", f"token {t} changes no logits before {t}", found)
         expected = f"token {t} changes logits from {t} on"
-        findings += expect(bool(change_T[t:].any()), "token-affects-logits", expected, "no change")
-    return findings[:1]
+        yield from expect(bool(change_T[t:].any()), "token-affects-logits", expected, "no change")
 
 
-def _by_gradient(subject: StepUnderTest) -> list[CheckFinding]:
+def _by_gradient(subject: StepUnderTest) -> Iterator[CheckFinding]:
     """Check that ∂ logits at t / ∂ embedding at s is 0 for s > t; each row tests another t."""
-    positions = _positions(subject.tokens(1).size(1))[:-1]
+    positions = _positions(subject.tokens(1))[:-1]
     idx_BT = subject.tokens(1).expand(len(positions), -1)
     embedded: list[Tensor] = []
     hook = subject.model.wte.register_forward_hook(lambda part, given, out: embedded.append(out))
@@ -70,18 +72,11 @@ def _by_gradient(subject: StepUnderTest) -> list[CheckFinding]:
     hook.remove()
     selected = torch.stack([logits_BTV[b, t] for b, t in enumerate(positions)])
     (gradient_BTC,) = torch.autograd.grad(selected.square().sum(), embedded[:1])
-    findings = []
     for t, size_T in zip(positions, gradient_BTC.abs().amax(-1), strict=True):
         if len(later := size_T[t + 1 :].nonzero()):
             expected = f"logits at {t} do not depend on token {t + 1 + int(later[0])}"
             found = f"a gradient of {float(size_T[t + 1 :].max()):.1e}"
-            findings.append(CheckFinding("causal-gradient", expected, found))
-    return findings[:1]
-
-
-def _positions(length: int) -> list[int]:
-    """Return the second position, two in the middle, and the last one."""
-    return sorted({1, length // 3, length // 2 + 1, length - 1})
+            yield CheckFinding("causal-gradient", expected, found)
 
 
 def _by_other_inputs(subject: StepUnderTest) -> list[CheckFinding]:
@@ -107,43 +102,43 @@ _DIFFERENCES = (1e-6, 1e-7, 1e-8)
 _DERIVATIVE_TOLERANCE = 1e-5
 
 
-def check_gradients(subject: StepUnderTest) -> list[CheckFinding]:
+def check_gradients(subject: StepUnderTest) -> Iterator[CheckFinding]:
     """Check gradients from the initialization and from filled parameters, and the optimizer."""
-    traced, findings = subject.traced_run, []
-    optimizer = traced.run.session.optimizer
+    traced = subject.traced_run
+    optimizer = traced.session.optimizer
     grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
     # The step of SGD scales with the gradient and may be below the fp32 resolution of a weight.
     always_moves = subject.config.optimizer.name != "sgd"
-    filled = dict(subject.model.named_parameters())
+    filled = {key.split()[0]: norm for key, (_, norm) in subject.fingerprint.gradients.items()}
     steps = f"in {GRADIENT_STEPS} optimizer steps from the initialization"
-    for name, parameter in traced.run.session.model.named_parameters():
-        key = name_and_shape(name, filled[name])
-        _, norm = subject.fingerprint.gradients.get(key, (0.0, 0.0))
-        finite = name not in traced.nonfinite and math.isfinite(norm)
-        findings += expect(finite, "finite-gradient", f"a finite gradient of {name}", "NaN or inf")
-        learns = name in traced.with_gradient | traced.nonfinite and norm != 0.0
+    for name, parameter in traced.session.model.named_parameters():
+        norm, trained = filled.get(name, 0.0), traced.gradient_sums[name]
+        finite, learns = math.isfinite(norm + trained), norm != 0.0 and trained != 0.0
+        yield from expect(finite, "finite-gradient", f"a finite gradient of {name}", "NaN or inf")
         where = f"none or zero, {'although no parameter is zero' if norm == 0.0 else steps}"
-        findings += expect(learns, "nonzero-gradient", f"a gradient of {name}", where)
+        yield from expect(learns, "nonzero-gradient", f"a gradient of {name}", where)
         moved = traced.weights_after_gradient_steps[name], traced.initial_weights[name]
         if finite and learns and always_moves and torch.equal(*moved):
-            expected = f"the optimizer updates {name}"
-            findings.append(CheckFinding("moving-parameter", expected, f"no change {steps}"))
+            yield CheckFinding(
+                "moving-parameter", f"the optimizer updates {name}", f"no change {steps}"
+            )
         groups, expected = grouped.count(id(parameter)), f"{name} in one parameter group"
-        findings += expect(groups == 1, "optimizer-groups", expected, f"in {groups}")
-    return findings + _with_dropout(subject)
+        yield from expect(groups == 1, "optimizer-groups", expected, f"in {groups}")
+    yield from _with_dropout(subject)
 
 
-def _with_dropout(subject: StepUnderTest) -> list[CheckFinding]:
+def _with_dropout(subject: StepUnderTest) -> Iterator[CheckFinding]:
     """Check that backward uses the masks of forward: gradients in float64 against differences.
 
     Checked is the derivative along a random direction, once with stored and once with recomputed
     blocks. A mechanism that detaches a value has another gradient by design.
     """
-    parts = _components(subject.small_exact.model)
-    options = [option for part in parts for option in vars(part).items()]
+    options = [
+        pair for part in _components(subject.small_exact.model) for pair in vars(part).items()
+    ]
     detaches = any(value for name, value in options if name.startswith("detach"))
     if detaches or (model := subject.dropping) is None:
-        return []
+        return
     idx_BT, parameters = subject.tokens(1), list(model.train().parameters())
     generator = torch.Generator().manual_seed(0)
     directions = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in parameters]
@@ -157,20 +152,17 @@ def _with_dropout(subject: StepUnderTest) -> list[CheckFinding]:
                 value.backward()
         return value
 
-    @torch.no_grad()
-    def loss_at(step: float) -> float:
-        for parameter, start, v in zip(parameters, before, directions, strict=True):
-            parameter.copy_(start + step * v)
-        return float(loss())
-
     @cache
+    @torch.no_grad()
     def difference(step: float) -> float:
-        slope = (loss_at(step) - loss_at(-step)) / (2 * step)
-        for parameter, start in zip(parameters, before, strict=True):
-            parameter.data.copy_(start)
-        return slope
+        losses = []
+        for factor in (step, -step, 0.0):
+            for parameter, start, v in zip(parameters, before, directions, strict=True):
+                parameter.copy_(start + factor * v)
+            # The last one is that of the weights themselves, which remain.
+            losses += [float(loss())] if factor else []
+        return (losses[0] - losses[1]) / (2 * step)
 
-    findings = []
     for how in ("stored", "recomputed"):
         model.grad_checkpointing = how == "recomputed"
         loss()
@@ -183,9 +175,8 @@ def _with_dropout(subject: StepUnderTest) -> list[CheckFinding]:
         )
         expected = "a gradient with the dropout masks of the forward pass"
         found = f"another derivative, {how} blocks"
-        findings += expect(equal, "dropout-gradient", expected, found)
+        yield from expect(equal, "dropout-gradient", expected, found)
     model.grad_checkpointing = False
-    return findings
 
 
 # Matrices start as in GPT-2, and vectors of a mechanism as its options configure.
@@ -198,27 +189,25 @@ _STD_TOLERANCE = 0.15
 _STARTS = {"weight": 1.0, "factors": 1.0}
 
 
-def _matrices(model: GPT, config: ModelConfig) -> list[CheckFinding]:
+def _matrices(model: GPT, config: ModelConfig) -> Iterator[CheckFinding]:
     """Check the standard deviation of initial matrices.
 
     It is 0.02, and 0.02 / √(2·n_layer) into the residual stream; a ZeroInitLinear starts at 0.
     """
     zero = [f"{path}.weight" for path, m in model.named_modules() if isinstance(m, ZeroInitLinear)]
-    findings = []
     for name, parameter in model.named_parameters():
         weights = parameter.detach()[: config.shape.vocab_size if name == "wte.weight" else None]
         std = 0.02 / math.sqrt(2 * config.shape.n_layer if name.endswith("c_proj.weight") else 1)
         if name in zero:
             expected = f"0 in the initial {name}"
-            findings += expect(not weights.any(), "initial-zero", expected, "nonzero values")
+            yield from expect(not weights.any(), "initial-zero", expected, "nonzero values")
         elif weights.ndim >= 2 and weights.numel() >= _MIN_ELEMENTS:
             expected = f"a standard deviation of {std:.4f} of the initial {name}"
             near = abs(float(weights.std()) / std - 1) <= _STD_TOLERANCE
-            findings += expect(near, "initial-std", expected, f"{float(weights.std()):.4f}")
-    return findings[:1]
+            yield from expect(near, "initial-std", expected, f"{float(weights.std()):.4f}")
 
 
-def _vectors(model: GPT, config: ModelConfig) -> list[CheckFinding]:
+def _vectors(model: GPT, config: ModelConfig) -> Iterator[CheckFinding]:
     """Check initial vectors.
 
     A vector starts at the values that its component declares, else at the option of the same name, a
@@ -230,7 +219,6 @@ def _vectors(model: GPT, config: ModelConfig) -> list[CheckFinding]:
     for module, component in parts.items():
         values = {**vars(component), **component.starts(config.shape)}
         starts |= {f"{module}.{name}": value for name, value in values.items()}
-    findings = []
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:
             continue
@@ -241,8 +229,7 @@ def _vectors(model: GPT, config: ModelConfig) -> list[CheckFinding]:
         fits = start.ndim == 0 or start.shape == parameter.shape
         same = fits and torch.allclose(parameter, start, rtol=1e-6, atol=0.0)
         what = f"{_numbers(start)} in the initial {name}"
-        findings += expect(same, "initial-value", what, _numbers(parameter))
-    return findings
+        yield from expect(same, "initial-value", what, _numbers(parameter))
 
 
 def _numbers(values: Tensor) -> str:
@@ -266,13 +253,16 @@ _LOSS_FORMS = {
 }
 
 
-def check_reference(subject: StepUnderTest) -> list[CheckFinding]:
+def check_reference(subject: StepUnderTest) -> Iterator[CheckFinding]:
     """Check formulas, strength 0 and initialization, in float64 with no parameter at zero."""
-    findings = _formulas(subject) + _statistics(subject) + _zero_strength(subject)
+    yield from _formulas(subject)
+    yield from _statistics(subject)
+    yield from _zero_strength(subject)
     config = subject.small_exact.model
     model = GPT(config)
     model.init_weights(subject.small_exact.seed)
-    return findings + _matrices(model, config) + _vectors(model, config)
+    yield from [*_matrices(model, config)][:1]
+    yield from _vectors(model, config)
 
 
 def _by_formulas(what: str, actual: Tensor, formula: Tensor) -> list[CheckFinding]:
@@ -280,7 +270,7 @@ def _by_formulas(what: str, actual: Tensor, formula: Tensor) -> list[CheckFindin
     return within("reference-formulas", expected, error, _REFERENCE_TOLERANCE)
 
 
-def _formulas(subject: StepUnderTest) -> list[CheckFinding]:
+def _formulas(subject: StepUnderTest) -> Iterator[CheckFinding]:
     """Compare logits, loss and the gradient of every parameter with the reference."""
     model, ids_BT = subject.model, subject.tokens(2, _LENGTH + 1)
     idx_BT, targets_BT = ids_BT[:, :-1], ids_BT[:, 1:].clone()
@@ -293,7 +283,8 @@ def _formulas(subject: StepUnderTest) -> list[CheckFinding]:
     loss.backward()
     with subject.chunked(rows=_CHUNK_ROWS) as chunks:
         with torch.no_grad():
-            findings = _by_formulas("logits", model(idx_BT), logits_by_formula)
+            logits = model(idx_BT)
+        yield from _by_formulas("logits", logits, logits_by_formula)
         # Without dropout, training computes the same function.
         model.train()
         configured = model.execution
@@ -301,22 +292,21 @@ def _formulas(subject: StepUnderTest) -> list[CheckFinding]:
             model.set_execution(replace(configured, logits_chunks=pieces))
             actual_loss = model(idx_BT, targets_BT)
             actual_loss.backward()
-            findings += _by_formulas(f"the loss{form}", actual_loss, loss)
+            yield from _by_formulas(f"the loss{form}", actual_loss, loss)
             for name, parameter in model.named_parameters():
                 expected = parameters[name].grad
                 if parameter.grad is not None and expected is not None:
                     what = f"the gradient of {name}{form}"
-                    findings += _by_formulas(what, parameter.grad, expected)
+                    yield from _by_formulas(what, parameter.grad, expected)
             model.zero_grad(set_to_none=True)
         model.eval()
-    if chunks is None:
-        return findings
-    # Chunks have equally many tokens, rounded up to whole rows of logits.
-    most = chunks.chunk_bytes // actual_loss.element_size() + model.wte.num_embeddings - 1
-    largest = max(chunks.elements, default=0)
-    what = f"the loss from chunks of at most {most:,} logits, as at the configured size"
-    found = f"{largest:,} logits" if largest else "all logits at once"
-    return findings + expect(0 < largest <= most, "loss-chunks", what, found)
+    if chunks is not None:
+        # Chunks have equally many tokens, rounded up to whole rows of logits.
+        most = chunks.chunk_bytes // actual_loss.element_size() + model.wte.num_embeddings - 1
+        largest = max(chunks.elements, default=0)
+        what = f"the loss from chunks of at most {most:,} logits, as at the configured size"
+        found = f"{largest:,} logits" if largest else "all logits at once"
+        yield from expect(0 < largest <= most, "loss-chunks", what, found)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ B micro-batch, T tokens.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -49,20 +49,21 @@ _OTHER_SETTINGS: Mapping[str, SymbolValue] = {
 }
 
 
-def check_paired(subject: StepUnderTest) -> list[CheckFinding]:
+def check_paired(subject: StepUnderTest) -> Iterator[CheckFinding]:
     """Check initial weights, dropout and data of the traced run against SEED and the other steps."""
     traced, config = subject.traced_run, subject.small
-    findings = _streams(config, traced.initial_weights)
+    yield from _streams(config, traced.initial_weights)
     if not subject.parent:
         # The A/A step of a baseline draws every matrix from another stream.
         other = with_changes(config, INIT_STREAM=1)
         model = GPT(other.model)
         model.init_weights(other.seed, other.init.init_stream)
-        findings += _streams(other, {name: p.detach() for name, p in model.named_parameters()})
-    same = torch.equal(traced.dropout_start, _dropout_starts(config.seed)[0])
+        yield from _streams(other, {name: p.detach() for name, p in model.named_parameters()})
+    same = torch.equal(traced.dropout_start, _dropout_start(config.seed))
     expected = f"dropout from the beginning of the stream of SEED={config.seed} alone"
-    findings += expect(same, "dropout-stream", f"{expected}, as in every step", _OTHER_STATE)
-    return findings + _data_order(subject) + _second_rank(subject)
+    yield from expect(same, "dropout-stream", f"{expected}, as in every step", _OTHER_STATE)
+    yield from _data_order(subject)
+    yield from _second_rank(subject)
 
 
 def stream_key(seed: int, purpose: str) -> int:
@@ -91,10 +92,9 @@ def _streams(config: Config, weights: Mapping[str, Tensor]) -> list[CheckFinding
     return expect(not wrong, "initial-stream", expected, "values of another stream")
 
 
-def _dropout_starts(seed: int) -> list[Tensor]:
-    """Return the states of the generators of two ranks before the first step."""
-    keys = (stream_key(seed, purpose) for purpose in ("dropout", "dropout/1"))
-    return [torch.Generator().manual_seed(key).get_state() for key in keys]
+def _dropout_start(seed: int, purpose: str = "dropout") -> Tensor:
+    """Return the state of a rank's generator before the first step."""
+    return torch.Generator().manual_seed(stream_key(seed, purpose)).get_state()
 
 
 def _offsets(subject: StepUnderTest, seed: int, numbers: range) -> list[int]:
@@ -107,7 +107,7 @@ def _offsets(subject: StepUnderTest, seed: int, numbers: range) -> list[int]:
 
 def _data_order(subject: StepUnderTest) -> list[CheckFinding]:
     """Check the offsets that the traced run consumed, and the tokens of its next step."""
-    session, batch = subject.traced_run.run.session, subject.small.train.global_batch
+    session, batch = subject.traced_run.session, subject.small.train.global_batch
     seed, steps = subject.small.seed, session.iteration
     digest = hashlib.sha256()
     for step in range(steps):
@@ -153,31 +153,30 @@ class _SecondOfTwo(ProcessGroup):
         return module
 
 
-def _second_rank(subject: StepUnderTest) -> list[CheckFinding]:
+def _second_rank(subject: StepUnderTest) -> Iterator[CheckFinding]:
     """Check weights, dropout and data of a second rank with another SEED.
 
     The other settings that differ must not change any of them.
     """
     context, seed = subject.context, subject.small.seed + 1
     config = with_changes(subject.small, SEED=seed, **_OTHER_SETTINGS)
-    records = RecordWriter(RunDir(context.new_run_dir()), lambda event: None)
-    group = _SecondOfTwo(ProcessRank(1, 2))
+    records, group = RecordWriter(RunDir(context.new_run_dir())), _SecondOfTwo(ProcessRank(1, 2))
     session = open_session(config, context.prepare_data(config), records, group=group)
     records.close()
-    start, (first, second) = torch.get_rng_state(), _dropout_starts(seed)
-    findings = _streams(config, session.weights())
-    if torch.equal(start, first):
-        expected, found = "other dropout on rank 1 than on 0", "the same masks on both"
-        findings.append(CheckFinding("dropout-per-rank", expected, found))
-    else:
-        expected = f"dropout of rank 1 from its stream of SEED={seed}"
-        findings += expect(torch.equal(start, second), "dropout-stream", expected, _OTHER_STATE)
+    start, first = torch.get_rng_state(), _dropout_start(seed)
+    yield from _streams(config, session.weights())
+    different = not torch.equal(start, first)
+    expected, found = "other dropout on rank 1 than on 0", "the same masks on both"
+    yield from expect(different, "dropout-per-rank", expected, found)
+    same, expected = torch.equal(start, _dropout_start(seed, "dropout/1")), f"of SEED={seed}"
+    expected = f"dropout of rank 1 from its stream {expected}"
+    yield from expect(same or not different, "dropout-stream", expected, _OTHER_STATE)
     state = rng.gather_rng_state(session.group, session.device)
     state["torch"] = torch.stack([first, start])
     rng.restore_rng_state(state, session.group, session.device)
     same, expected = torch.equal(torch.get_rng_state(), start), "rank 1 resumes its own dropout"
-    findings += expect(same, "dropout-resume", expected, "another state of the generator")
+    yield from expect(same, "dropout-resume", expected, "another state of the generator")
     half = config.train.global_batch // 2
     expected = f"rank 1 of 2 reads the second half of the batch of SEED={seed}"
     offsets = _offsets(subject, seed, range(half, 2 * half))
-    return findings + _tokens(subject, session, offsets, expected)
+    yield from _tokens(subject, session, offsets, expected)

@@ -4,16 +4,15 @@ B batch, T tokens, C n_embd, N heads, H head dim, V vocabulary.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.attention.state import AttentionOutputs, BlockState
-from gpt2.check.finding import CheckFinding
-from gpt2.check.short_run import in_batches_of
+from gpt2.attention.state import BlockState
+from gpt2.check.finding import CheckFinding, expect, within
 from gpt2.check.subject import StepUnderTest
 from gpt2.generate import generate
 from gpt2.model import GPT, Block
@@ -81,90 +80,76 @@ class ObservedTypes(TorchDispatchMode):
         )
 
 
-def check_precise(subject: StepUnderTest) -> list[CheckFinding]:
+def check_precise(subject: StepUnderTest) -> Iterator[CheckFinding]:
     """Check the types in training, an evaluation and generated text, and the fp32 error."""
-    session = subject.traced_run.run.session
-    precision = _TYPES[str(subject.small.values["PRECISION"])]
-    own_kernel = subject.config.model.attention.pattern.attends
+    session = subject.traced_run.session
+    # All windows at once take the least time.
+    evaluate = copy.copy(session.evaluate)
+    evaluate.batch_size = len(evaluate.windows)
+    types = {phase: ObservedTypes() for phase in ("training", "evaluation", "decoding")}
     with subject.chunked(session.model):
-        observed = {
-            "training": _training(session),
-            "evaluation": _evaluation(session),
-            "decoding": _decoding(session),
-        }
-    findings = [
-        finding
-        for phase, types in observed.items()
-        for finding in _operations(phase, types.inputs, precision, own_kernel)
-    ]
-    return [*findings, *_stored(session), *_rounding(subject), *_dropout(subject)]
-
-
-def _training(session: TrainingSession) -> ObservedTypes:
-    """Return the types of the forward and backward pass of a micro-batch, as the trainer runs it."""
-    first, *_ = next(session.batches())
-    with torch.random.fork_rng([]), ObservedTypes() as types:
-        accumulate_gradients(session, [first])
-    session.optimizer.zero_grad(set_to_none=True)
-    return types
-
-
-def _evaluation(session: TrainingSession) -> ObservedTypes:
-    """Return the types of an evaluation."""
-    evaluate = in_batches_of(len(session.evaluate.windows), session.evaluate)
-    with ObservedTypes() as types:
-        evaluate(session.model)
-    return types
-
-
-def _decoding(session: TrainingSession) -> ObservedTypes:
-    """Return the types of generated text: a prompt, and a token that reads the caches."""
-    text = generate(session.model, torch.zeros(2).long(), 0, session.config.machine)
-    with ObservedTypes() as types:
-        next(text), next(text)
-    return types
+        first, *_ = next(session.batches())
+        with torch.random.fork_rng([]), types["training"]:
+            accumulate_gradients(session, [first])
+        session.optimizer.zero_grad(set_to_none=True)
+        with types["evaluation"]:
+            evaluate(session.model)
+        text = generate(session.model, torch.zeros(2).long(), 0, session.config.machine)
+        with types["decoding"]:
+            # A prompt, and a token that reads the caches.
+            next(text), next(text)
+    for phase, observed in types.items():
+        yield from _operations(phase, observed.inputs, subject)
+    yield from [*_stored(session)][:1]
+    yield from _rounding(subject)
+    yield from _dropout(subject)
 
 
 def _operations(
-    phase: str, inputs: Mapping[str, set[torch.dtype]], precision: torch.dtype, own_kernel: bool
-) -> list[CheckFinding]:
+    phase: str, inputs: Mapping[str, set[torch.dtype]], subject: StepUnderTest
+) -> Iterator[CheckFinding]:
     """Check that products have the configured type, and that sensitive operations have fp32."""
-    findings = []
-    for name, kind in _WIDE.items():
-        if narrow := sorted(map(str, inputs.get(name, set()) & set(_NARROW))):
-            what = f"{kind} ({name}) in fp32 or wider in {phase}"
-            findings.append(CheckFinding("wide-operation", what, ", ".join(narrow)))
-    if torch.float64 in inputs.get("_softmax", set()):
-        what = f"softmax in fp32 in {phase}"
-        findings.append(CheckFinding("wide-operation", what, "torch.float64"))
-    for name in ("sin", "cos"):
-        if (types := inputs.get(name, set())) - {torch.float64}:
-            what = f"rotary angles in float64 in {phase}"
-            findings.append(CheckFinding("rotary-angles", what, ", ".join(map(str, types))))
-    products = set().union(*(inputs.get(name, set()) for name in _PRODUCTS))
+    precision = _TYPES[str(subject.small.values["PRECISION"])]
+    narrow, products = set(_NARROW), set().union(*(inputs.get(name, set()) for name in _PRODUCTS))
     # A pattern's own kernel computes its products in fp32.
+    own_kernel = subject.config.model.attention.pattern.attends
     wrong = products - ({precision, torch.float32} if own_kernel else {precision})
-    if wrong or precision not in products:
-        text = ", ".join(sorted(map(str, products))) or "none"
-        findings.append(CheckFinding("product-type", f"products in {precision} in {phase}", text))
-    other = {dtype for types in inputs.values() for dtype in types & set(_NARROW)} - {precision}
-    if other:
-        what = f"no type narrower than {precision} in {phase}"
-        findings.append(CheckFinding("narrow-type", what, ", ".join(map(str, other))))
-    return findings
+    products_differ = products if wrong or precision not in products else set()
+    other = {dtype for types in inputs.values() for dtype in types & narrow} - {precision}
+    softmax = inputs.get("_softmax", set()) & {torch.float64}
+    rows = [
+        *(
+            (
+                "wide-operation",
+                f"{kind} ({name}) in fp32 or wider",
+                inputs.get(name, set()) & narrow,
+            )
+            for name, kind in _WIDE.items()
+        ),
+        ("wide-operation", "softmax in fp32", softmax),
+        *(
+            ("rotary-angles", "rotary angles in float64", inputs.get(name, set()) - {torch.float64})
+            for name in ("sin", "cos")
+        ),
+        ("product-type", f"products in {precision}", products_differ),
+        ("narrow-type", f"no type narrower than {precision}", other),
+    ]
+    for name, what, types in rows:
+        found = ", ".join(sorted(map(str, types)))
+        yield from expect(not types, name, f"{what} in {phase}", found)
+    what = f"products in {precision} in {phase}"
+    yield from expect(bool(products), "product-type", what, "none")
 
 
-def _stored(session: TrainingSession) -> list[CheckFinding]:
+def _stored(session: TrainingSession) -> Iterator[CheckFinding]:
     """Check that weights, and the optimizer's state, are stored in fp32."""
     stored = {f"the weights {name}": w for name, w in session.weights().items()}
-    optimizer = cast(torch.optim.Optimizer, session.optimizer)
-    for parameter_state in optimizer.state.values():
-        stored |= {f"the optimizer's {name}": value for name, value in parameter_state.items()}
-    return [
-        CheckFinding("stored-type", f"{name} in fp32", str(value.dtype))
-        for name, value in stored.items()
-        if isinstance(value, Tensor) and value.dtype in _NARROW
-    ][:1]
+    for state in cast(torch.optim.Optimizer, session.optimizer).state.values():
+        stored |= {f"the optimizer's {name}": value for name, value in state.items()}
+    for name, value in stored.items():
+        if isinstance(value, Tensor):
+            wide, found = value.dtype not in _NARROW, str(value.dtype)
+            yield from expect(wide, "stored-type", f"{name} in fp32", found)
 
 
 def _rounding(subject: StepUnderTest) -> list[CheckFinding]:
@@ -174,52 +159,42 @@ def _rounding(subject: StepUnderTest) -> list[CheckFinding]:
     selection of single tokens may differ.
     """
     exact, idx_BT = subject.model, subject.tokens(1)
-    model = copy.deepcopy(exact).float()
     with torch.no_grad():
-        expected_TV, actual_TV = exact(idx_BT)[0], model(idx_BT)[0]
+        expected_TV, actual_TV = exact(idx_BT)[0], copy.deepcopy(exact).float()(idx_BT)[0]
     error_T = (actual_TV - expected_TV).abs().amax(-1)
     error = float(error_T.median() / expected_TV.abs().max())
-    if error <= _FP32_TOLERANCE:
-        return []
     expected = f"logits in fp32 within {_FP32_TOLERANCE:g} of float64"
-    return [CheckFinding("fp32-error", expected, f"a relative error of {error:.1e}")]
+    return within("fp32-error", expected, error, _FP32_TOLERANCE)
 
 
-def _dropout(subject: StepUnderTest) -> list[CheckFinding]:
+def _dropout(subject: StepUnderTest) -> Iterator[CheckFinding]:
     """Check that dropout multiplies embeddings, attention weights and branches, and nothing else."""
     model = subject.dropping
     if model is None:
-        return []
+        return
     block, shape = model.blocks[0], model.config.shape
-    embedded_BTC, dropped_BTC = (
-        _embedded(model, subject.tokens(1), train) for train in (False, True)
-    )
+    embedded, dropped = (_embedded(model, subject.tokens(1), train) for train in (False, True))
     rows = -(-_WEIGHTS // shape.n_head)
     x_BTC = torch.randn(rows, shape.block_size, shape.n_embd, dtype=torch.float64)
     right, noisy = (_branches(block, x_BTC, train) for train in (False, True))
-    heads_BNH, noisy_BNH = (
-        run["heads"][:, 0].unflatten(-1, (shape.n_head, -1)) for run in (right, noisy)
-    )
+    heads, fewer = (run["heads"][:, 0].unflatten(-1, (shape.n_head, -1)) for run in (right, noisy))
     places = {
-        "embeddings": _masked(embedded_BTC, dropped_BTC),
+        "embeddings": _masked(embedded, dropped),
         # The first token attends to itself alone: one weight for each head.
-        "attention weights": _masked(heads_BNH, noisy_BNH, whole_head=True),
+        "attention weights": _masked(heads, fewer, whole_head=True),
         "the output of attention": _masked(noisy["projected"], noisy["attended"]),
         "the output of the MLP": _masked(noisy["mixed"], noisy["out"]),
     }
-    findings = [
-        CheckFinding("dropout-place", f"{place}: 0, or 1 / (1 - p) times the value", "other values")
-        for place, as_declared in places.items()
-        if not as_declared
-    ]
-    for what in ("weights", "mixed"):
-        if not _close(right[what], noisy[what]):
-            expected = {
-                "weights": "the MLP reads attention weights before dropout",
-                "mixed": "no dropout within the MLP",
-            }[what]
-            findings.append(CheckFinding("dropout-place", expected, "other values in training"))
-    return findings
+    for place, as_declared in places.items():
+        expected = f"{place}: 0, or 1 / (1 - p) times the value"
+        yield from expect(as_declared, "dropout-place", expected, "other values")
+    undropped = {
+        "weights": "the MLP reads attention weights before dropout",
+        "mixed": "no dropout within the MLP",
+    }
+    for name, expected in undropped.items():
+        same = torch.allclose(right[name], noisy[name], rtol=_EXACT, atol=_EXACT)
+        yield from expect(same, "dropout-place", expected, "other values in training")
 
 
 def _embedded(model: GPT, idx_BT: Tensor, training: bool) -> Tensor:
@@ -260,16 +235,9 @@ def _branches(block: Block, x_BTC: Tensor, training: bool) -> dict[str, Tensor]:
     block.eval()
     for hook in hooks:
         hook.remove()
-    seen["weights"] = _weights(trained_view, x_BTC)
+    weights_BTS = trained_view.weights_BTS
+    seen["weights"] = x_BTC[:0] if weights_BTS is None else weights_BTS
     return seen
-
-
-def _weights(view: AttentionOutputs, x_BTC: Tensor) -> Tensor:
-    return x_BTC[:0] if view.weights_BTS is None else view.weights_BTS
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=_EXACT, atol=_EXACT)
 
 
 def _masked(value: Tensor, dropped: Tensor, whole_head: bool = False) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import io
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,7 +26,6 @@ from gpt2.config import Config
 from gpt2.data import dataset as data_sets
 from gpt2.data.dataset import MANIFEST, open_dataset
 from gpt2.data.loader import BatchLoader
-from gpt2.data.options import DataOptions
 from gpt2.data.prepare import try_preparation
 from gpt2.data.sampler import TrainSampler
 from gpt2.model import GPT
@@ -36,6 +36,7 @@ from lib.env.process_group import ProcessGroup
 from lib.env.ranks import ProcessRank
 from lib.env.sharded import whole
 from lib.errors import DataError, Problem
+from lib.runs.checkpoint import weights_digest
 
 _LENGTH = 17
 _TOLERANCE = 1e-9
@@ -45,45 +46,40 @@ _TIMEOUT = timedelta(seconds=10)
 _RANKS = 2
 
 
-def check_parallel(subject: StepUnderTest) -> list[CheckFinding]:
+def check_parallel(subject: StepUnderTest) -> Iterator[CheckFinding]:
     """Compare loss and gradients of a step of two ranks with those of the whole batch.
 
     Each rank has half the batch, in two micro-batches.
     """
-    config, ids_BT = _on_ranks(subject), subject.tokens(2 * _RANKS, _LENGTH)
-    rendezvous = subject.context.folder / "rendezvous"
+    # The small form is of one process; the step's way to share the weights is that of several.
+    config, how = subject.small_exact, subject.config.machine.data_parallel
+    config = replace(config, machine=replace(config.machine, data_parallel=how))
+    ids_BT, rendezvous = subject.tokens(2 * _RANKS, _LENGTH), subject.context.folder / "rendezvous"
     # Lists, because tensors would be sent as shared memory, which a forked peer cannot open.
-    rows = ids_BT.tolist()
+    arguments = config, rendezvous, ids_BT.tolist()
     with contextlib.ExitStack() as failure:
         # After a failure, one process may have left the group, and the next step would fail too.
         failure.callback(subject.context.end_peer)
-        peer = subject.context.peer.submit(train_rank, 1, config, rendezvous, rows)
-        digest, loss, gradients = train_rank(0, config, rendezvous, rows)
-        peer_digest, peer_loss, peer_gradients = peer.result(PEER_TIMEOUT_SECONDS)
+        peer = subject.context.peer.submit(train_rank, 1, *arguments)
+        ranks = [train_rank(0, *arguments), peer.result(PEER_TIMEOUT_SECONDS)]
         failure.pop_all()
-    expected = "the same initial weights on both ranks"
-    findings = expect(digest == peer_digest, "same-initial-weights", expected, "they differ")
+    digests, losses, gradients = zip(*ranks, strict=True)
+    expected, same = "the same initial weights on both ranks", len(set(digests)) == 1
+    yield from expect(same, "same-initial-weights", expected, "they differ")
     model = _initialized(config)
     whole_loss = model(ids_BT[:, :-1], ids_BT[:, 1:])
     whole_loss.backward()
-    for rank, found in enumerate((loss, peer_loss)):
+    for rank, loss in enumerate(losses):
         what = f"on rank {rank}, as in one process, the loss"
-        findings += compare("same-loss", what, found, whole_loss.item(), _LOSS_TOLERANCE)
+        yield from compare("same-loss", what, loss, whole_loss.item(), _LOSS_TOLERANCE)
     for name, parameter in model.named_parameters():
-        actual, what = gradients[name], f"the gradient of {name} as in one process"
-        if actual is None or peer_gradients[name] is None:
-            expected = f"a gradient of {name} on both ranks"
-            findings.append(CheckFinding("gradient-on-all-ranks", expected, "none"))
-        elif parameter.grad is not None:
-            error = relative_error(torch.from_numpy(actual), parameter.grad)
-            findings += within("same-gradient", what, error, _TOLERANCE)
-    return findings
-
-
-def _on_ranks(subject: StepUnderTest) -> Config:
-    """Return the small form, which is of one process, with the step's way to share the weights."""
-    config, how = subject.small_exact, subject.config.machine.data_parallel
-    return replace(config, machine=replace(config.machine, data_parallel=how))
+        everywhere = all(found[name] is not None for found in gradients)
+        expected = f"a gradient of {name} on both ranks"
+        yield from expect(everywhere, "gradient-on-all-ranks", expected, "none")
+        if everywhere and parameter.grad is not None:
+            error = relative_error(torch.from_numpy(gradients[0][name]), parameter.grad)
+            what = f"the gradient of {name} as in one process"
+            yield from within("same-gradient", what, error, _TOLERANCE)
 
 
 def train_rank(
@@ -95,18 +91,15 @@ def train_rank(
     """
     _join_group(rank, rendezvous)
     model = _initialized(config)
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
-    group = ProcessGroup(ProcessRank(rank, _RANKS))
-    state = build_state(config, model, group)
+    digest = weights_digest(dict(model.named_parameters()))
+    state = build_state(config, model, ProcessGroup(ProcessRank(rank, _RANKS)))
     parts = torch.tensor(rows[rank::_RANKS]).split(1)
     micro_batches = [(ids_BT[:, :-1], ids_BT[:, 1:]) for ids_BT in parts]
     loss = loop.accumulate_gradients(state, micro_batches).item()
     gradients = {
         n: None if p.grad is None else whole(p.grad).numpy() for n, p in model.named_parameters()
     }
-    return digest.hexdigest(), loss, gradients
+    return digest, loss, gradients
 
 
 def _join_group(rank: int, rendezvous: Path) -> None:
@@ -128,30 +121,28 @@ def _initialized(config: Config) -> GPT:
 
 
 # A checkpoint is complete: another process resumes from it with identical bits.
-#
-# B batch, T tokens.
 
 
-def check_reload(subject: StepUnderTest) -> list[CheckFinding]:
+def check_reload(subject: StepUnderTest) -> Iterator[CheckFinding]:
     """Resume the traced run from its checkpoint in the peer, and compare the remaining steps."""
     traced = subject.traced_run
     arguments = (traced.config, subject.context.folder, traced.folder)
     peer = subject.context.peer.submit(resume_and_finish, *arguments)
     start, records, recorded, losses, digest, order = peer.result(PEER_TIMEOUT_SECONDS)
+    final = weights_digest(traced.final_weights)
     rows = (
         ("resumed-step", "a resume at step", start, CHECKPOINT_STEP),
         ("resumed-records", "the records before a resume alone:", records, CHECKPOINT_STEP),
         ("resumed-records", "last evaluation and statistics", recorded, RECORDED_STEPS),
         ("resumed-loss", "after a resume, loss", losses, traced.losses[CHECKPOINT_STEP:]),
-        ("resumed-weights", "after a resume, weights with digest", digest, traced.digest),
+        ("resumed-weights", "after a resume, weights with digest", digest, final),
         ("resumed-data-order", "order of the data with digest", order, traced.data_order),
     )
-    return [finding for row in rows for finding in compare(*row)]
+    for row in rows:
+        yield from compare(*row)
 
 
-def resume_and_finish(
-    config: Config, build_dir: Path, folder: Path
-) -> tuple[int, int, tuple[int, int], list[float], str, str]:
+def resume_and_finish(config: Config, build_dir: Path, folder: Path) -> tuple[Any, ...]:
     """Resume a run and train it to its end.
 
     Returns the step at which it resumed, the number of its records then, the steps of its last
@@ -159,15 +150,21 @@ def resume_and_finish(
     data.
     """
     run = ShortRun(config, build_dir, folder)
-    resume(run.session)
-    start = run.session.iteration
-    records = run.session.run.metrics.read_bytes().count(b"\n")
-    recorded = run.session.evaluated_at, run.session.statistics_at
-    for _ in range(start, run.session.budget.iterations):
+    session = run.session
+    resume(session)
+    start, records = session.iteration, session.run.metrics.read_bytes().count(b"\n")
+    recorded = session.evaluated_at, session.statistics_at
+    for _ in range(start, session.budget.iterations):
         run.step()
-    run.close()
-    order = run.session.order.state_dict()
-    return start, records, recorded, run.losses, run.digest(), order
+    session.records.close()
+    return (
+        start,
+        records,
+        recorded,
+        run.losses,
+        weights_digest(session.weights()),
+        session.order.state_dict(),
+    )
 
 
 # Prepared data: intact, made by the configured tokenizer, and read as batches of the right shape.
@@ -182,27 +179,31 @@ def check_data(subject: StepUnderTest) -> list[CheckFinding]:
     Absent data is reported with the command that prepares it and is not a failure; damaged data is, and
     so is a text of the user that cannot be prepared.
     """
-    config, build_dir = subject.config, subject.context.build_dir
+    data, shape, context = subject.config.data, subject.config.model.shape, subject.context
     try:
-        folder = data_sets.dataset_folder(config.data, build_dir)
+        folder = data_sets.dataset_folder(data, context.build_dir)
         if not (folder / MANIFEST).exists():
-            tried = (config.data, build_dir, config.model.shape.block_size)
-            subject.context.once(tried, lambda: _try_preparation(subject.context, *tried))
+            tried = (data, context.build_dir, shape.block_size)
+            context.once(tried, lambda: _try_preparation(context, *tried))
     except DataError as error:
-        if _is_missing(config.data, build_dir):
+        # No text is here, as on a machine that only checks.
+        paths = [path for path in (data.custom_path, data.custom_val_path) if path]
+        missing = any(not (context.build_dir / path).exists() for path in paths)
+        if data.dataset != "custom" or not paths or missing:
             return [_absent(problem) for problem in error.problems[:1]]
-        expected = "a text that can be prepared"
-        return [CheckFinding(p.code, expected, " ".join(str(p).split())) for p in error.problems]
-    if not (folder / MANIFEST).exists():
-        return _refused(subject, folder)
+        return _problems(error, "a text that can be prepared")
+    prepared = (folder / MANIFEST).exists()
     try:
-        dataset = open_dataset(config.data, build_dir, config.model.shape.vocab_size)
-        sampler = TrainSampler(dataset.train, config.model.shape.block_size, config.seed)
+        dataset = open_dataset(data, context.build_dir, shape.vocab_size)
+        sampler = TrainSampler(dataset.train, shape.block_size, subject.config.seed)
     except DataError as error:
-        return [
-            CheckFinding("intact-data", "an intact data set", " ".join(str(problem).split()))
-            for problem in error.problems
-        ]
+        if prepared:
+            return _problems(error, "an intact data set", "intact-data")
+        what = f"no prepared {data.dataset} with the {data.tokenizer} tokenizer"
+        return [_absent(Problem(what, str(folder), "type: make data", code="data.missing"))]
+    if not prepared:
+        expected = f"no training without a prepared {data.dataset}"
+        return [CheckFinding("no-substitute-data", expected, "another data set is opened")]
     return _batches(subject, sampler)
 
 
@@ -215,53 +216,28 @@ def _try_preparation(context: CheckContext, *tried: Any) -> None:
         try_preparation(*tried)
 
 
-def _is_missing(data: DataOptions, build_dir: Path) -> bool:
-    """Return whether no text is here, as on a machine that only checks."""
-    paths = [path for path in (data.custom_path, data.custom_val_path) if path]
-    return data.dataset != "custom" or not paths or any(not (build_dir / p).exists() for p in paths)
-
-
-def _refused(subject: StepUnderTest, folder: Path) -> list[CheckFinding]:
-    """Check that no other data is used in place of a missing data set."""
-    config = subject.config.data
-    description = f"{config.dataset} with the {config.tokenizer} tokenizer"
-    try:
-        open_dataset(config, subject.context.build_dir, subject.config.model.shape.vocab_size)
-    except DataError:
-        what, command = f"no prepared {description}", "type: make data"
-        return [_absent(Problem(what, str(folder), command, code="data.missing"))]
-    expected = f"no training without a prepared {description}"
-    return [CheckFinding("no-substitute-data", expected, "another data set is opened")]
+def _problems(error: DataError, expected: str, name: str = "") -> list[CheckFinding]:
+    """Return a finding for each problem, which has the problem's code unless it has a ``name``."""
+    return [
+        CheckFinding(name or problem.code, expected, " ".join(str(problem).split()))
+        for problem in error.problems
+    ]
 
 
 def _batches(subject: StepUnderTest, sampler: TrainSampler) -> list[CheckFinding]:
-    train, shape = subject.config.train, subject.config.model.shape
-    loader = BatchLoader(
-        sampler,
-        subject.small_exact.data,
-        train.global_batch,
-        train.batch_size,
-        0,
-        train.gpus,
-        0,
-        False,
-    )
+    train, shape, data = subject.config.train, subject.config.model.shape, subject.small_exact.data
+    sizes = train.global_batch, train.batch_size
+    loader = BatchLoader(sampler, data, *sizes, 0, train.gpus, 0, False)
+    expected = ((train.batch_size, shape.block_size),) * 2
     for _, micro_batches in zip(range(_STEPS), loader, strict=False):
         for x_BT, y_BT in micro_batches:
             shapes = tuple(x_BT.shape), tuple(y_BT.shape)
-            expected = ((train.batch_size, shape.block_size),) * 2
-            largest = int(max(x_BT.max(), y_BT.max()))
+            largest, most = int(max(x_BT.max(), y_BT.max())), shape.vocab_size
             shifted = shapes[0] == shapes[1] and torch.equal(x_BT[:, 1:], y_BT[:, :-1])
-            what = "targets shifted by one token"
             if findings := (
                 compare("batch-shape", "shapes of tokens and targets", shapes, expected)
-                + expect(
-                    largest < shape.vocab_size,
-                    "token-range",
-                    f"tokens below {shape.vocab_size}",
-                    f"token {largest}",
-                )
-                + expect(shifted, "shifted-targets", what, "other targets")
+                + expect(largest < most, "token-range", f"tokens below {most}", f"token {largest}")
+                + expect(shifted, "shifted-targets", "targets shifted by one token", "others")
             ):
                 return findings
     return []

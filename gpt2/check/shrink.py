@@ -129,23 +129,19 @@ def with_changes(config: Config, **changes: SymbolValue) -> Config:
 
 
 def with_scaled_floats(config: Config, symbols: Iterable[str], factor: float) -> Config:
-    """Return ``config`` with the floats among ``symbols`` scaled, as far as the rules allow."""
-    fields = fields_by_symbol()
-    changes: dict[str, SymbolValue] = {}
-    for name in symbols:
-        # Without a text, the setting does not apply.
-        if fields[name].kind is float and config.values[name]:
-            value = float(str(config.values[name])) * factor
-            low, high = fields[name].low, fields[name].high
-            if (low is None or value >= low) and (high is None or value <= high):
-                changes[name] = repr(value)
-    try:
-        return with_changes(config, **changes)
-    except ConfigError:
-        pass
-    for name, text in changes.items():
+    """Return ``config`` with the floats ``symbols`` scaled, as far as the rules allow."""
+    # Without a text, the setting does not apply.
+    scaled = {
+        name: repr(float(str(config.values[name])) * factor)
+        for name in symbols
+        if config.values.get(name)
+    }
+    # All together: a limit may be another of them.
+    for changes in (scaled, *({name: text} for name, text in scaled.items())):
         with contextlib.suppress(ConfigError):
-            config = with_changes(config, **{name: text})
+            config = with_changes(config, **changes)
+            if changes is scaled:
+                break
     return config
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gpt2.attention.rows import MIN_CHUNK_ROWS, ScoreChunks
 from gpt2.check.cases import CheckCase
 from gpt2.check.context import CheckContext
-from gpt2.check.distinct import Fingerprint
+from gpt2.check.distinct import Fingerprint, Projections
 from gpt2.check.short_run import ShortRun, TracedRun
 from gpt2.check.shrink import CONTEXT, small_config, with_changes
 from gpt2.config import Config
@@ -29,6 +29,10 @@ from lib.runs.seeds import stream_seed
 # Large enough to affect every product, small enough not to saturate a softmax.
 _STD = 0.08
 _VECTOR_NOISE = 0.2
+# Chunk sizes of attention rows and of logits, so that a small model needs several chunks, as the
+# large one does.
+_ROWS = 16
+_LOGITS = 4096
 
 
 @torch.no_grad()
@@ -46,29 +50,18 @@ def fill_parameters(model: nn.Module) -> None:
             parameter.copy_(noise * _STD)
 
 
-def _random_projection(name: str, tensor: Tensor) -> tuple[float, float]:
-    """Return a tensor's fingerprint: inner product with a random tensor, and norm.
+def _projections(tensors: Mapping[str, Tensor]) -> Projections:
+    """Return the inner product of each tensor with a random tensor of its name, and its norm.
 
-    The random tensor depends only on ``name`` and the shape.
+    Keys are name and shape.
     """
-    direction = _random_tensor(f"projection/{name}", tuple(tensor.shape))
-    tensor = tensor.detach().double()
-    return float((tensor * direction).sum()), float(tensor.norm())
-
-
-def _projections(tensors: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:
-    """Return the projection of each tensor."""
-    return {name: _random_projection(name, tensor) for name, tensor in tensors.items()}
-
-
-def _by_shape(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors by name and shape."""
-    return {name_and_shape(name, tensor): tensor for name, tensor in tensors.items()}
-
-
-def name_and_shape(name: str, tensor: Tensor) -> str:
-    """Return the key of a tensor in a fingerprint."""
-    return f"{name} {tuple(tensor.shape)}"
+    projections = {}
+    for name, tensor in tensors.items():
+        values = tensor.detach().double()
+        direction = _random_tensor(f"projection/{name}", tuple(tensor.shape))
+        key = f"{name} {tuple(tensor.shape)}"
+        projections[key] = float((values * direction).sum()), float(values.norm())
+    return projections
 
 
 @lru_cache(maxsize=512)
@@ -97,12 +90,6 @@ class ObservedChunks(LogitsChunks):
             yield rows, logits_XV
 
 
-# Chunk sizes of attention rows and of logits, so that a small model needs several chunks, as the
-# large one does.
-_ROWS = 16
-_LOGITS = 4096
-
-
 class StepUnderTest:
     """One step under check; properties are computed at their first use.
 
@@ -113,53 +100,39 @@ class StepUnderTest:
         self, case: CheckCase, context: CheckContext, others: Mapping[str, CheckCase] | None = None
     ) -> None:
         assert case.config is not None, "the case does not resolve"
-        self.case = case
-        self.context = context
-        self.study_cases = others or {}
+        self.case, self.config, self.context = case, case.config, context
+        others = others or {}
+        parent = others.get(case.parent)
+        # Configuration that this step modifies, or None if there is none that resolves.
+        self.parent = parent.config if parent else None
+        self._configs = {slug: other.config for slug, other in others.items() if other.config}
         # Additional results, by the name of the check.
         self.facts: dict[str, Mapping[str, Any]] = {}
-
-    @property
-    def config(self) -> Config:
-        """Return the configuration of the step."""
-        assert self.case.config is not None
-        return self.case.config
-
-    @property
-    def parent(self) -> CheckCase | None:
-        """Return the case that this step modifies, or None if there is none that resolves."""
-        parent = self.study_cases.get(self.case.parent)
-        return parent if parent and parent.config else None
-
-    @property
-    def _study_configs(self) -> list[Config]:
-        return [case.config for case in self.study_cases.values() if case.config]
 
     @cached_property
     def small(self) -> Config:
         """Return the small step, with its dropout and precision."""
-        return small_config(self.config, self._study_configs)
+        return small_config(self.config, self._configs.values())
 
     @cached_property
     def small_exact(self) -> Config:
         """Return the small step as a deterministic function: no dropout, fp32."""
-        return small_config(self.config, self._study_configs, DROPOUT="0.0", PRECISION="fp32")
+        exact = {"DROPOUT": "0.0", "PRECISION": "fp32"}
+        return small_config(self.config, self._configs.values(), **exact)
 
     @cached_property
     def model(self) -> GPT:
         """Return the exact step in float64, in eval mode, with every parameter filled."""
         return self.build(self.small_exact)
 
-    @property
-    def full_model(self) -> GPT:
-        """Return the model at its configured size on the meta device, without values."""
-        config = self.config.model
+    def full_model(self, config: Config) -> GPT:
+        """Return the model of a configuration on the meta device, without values."""
 
         def build() -> GPT:
             with torch.device("meta"):
-                return GPT(config)
+                return GPT(config.model)
 
-        return self.context.once(config, build)
+        return self.context.once(config.model, build)
 
     @cached_property
     def traced_run(self) -> TracedRun:
@@ -174,11 +147,8 @@ class StepUnderTest:
         whole budget, and all others for one step.
         """
         config = self.small_exact
-        peers = [case.config for case in self.study_cases.values() if case.slug != self.case.slug]
-        whole = any(peer and peer.model == self.config.model for peer in peers)
         run = ShortRun(config, self.context.prepare_data(config), self.context.new_run_dir())
-        session = run.session
-        model = session.model.double().eval()
+        session, model = run.session, run.session.model.double().eval()
         fill_parameters(model)
         # The whole small context: a window may mask only its first tokens.
         idx_BT = self.tokens(2)
@@ -186,20 +156,22 @@ class StepUnderTest:
         # Compute the loss as the trainer does.
         session.forward(idx_BT[:, :-1], idx_BT[:, 1:]).backward()
         gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-        gradient_projections = _projections(_by_shape(gradients))
+        gradient_projections = _projections(gradients)
         session.optimizer.zero_grad(set_to_none=True)
+        peers = [config for slug, config in self._configs.items() if slug != self.case.slug]
+        whole = any(peer.model == self.config.model for peer in peers)
         trained: dict[str, tuple[float, float]] = {}
         steps = session.budget.iterations if whole else 1
         for step in range(steps):
             piece_BT = self.tokens(1, skip=step * CONTEXT)
             run.step([(piece_BT[:, :-1], piece_BT[:, 1:])])
             if step in (0, steps - 1):
-                weights = _by_shape(session.weights())
+                weights = session.weights()
                 with torch.no_grad():
                     weights["logits"] = model(idx_BT[:, :-1])
                 values = _projections(weights).items()
                 trained |= {f"step {step}: {name}": value for name, value in values}
-        run.close()
+        session.records.close()
         return Fingerprint(
             canonical_json(self.config.identity()),
             canonical_json(config.function()),
@@ -207,10 +179,6 @@ class StepUnderTest:
             gradient_projections,
             trained,
         )
-
-    def for_case(self, case: CheckCase) -> "StepUnderTest":
-        """Return another step of the same study."""
-        return StepUnderTest(case, self.context, self.study_cases)
 
     def build(self, config: Config) -> GPT:
         """Build a filled model in float64, in eval mode."""

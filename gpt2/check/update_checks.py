@@ -6,12 +6,11 @@ configured budget is computed from the symbols' values.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from gpt2.check import driven
 from gpt2.check.driven import DrivenRun, Weights, driven_config
@@ -25,6 +24,7 @@ from lib.optim.reference import AdamwspamReference, optimizer_reference
 from lib.optim.schedule import ScheduleOptions
 from lib.pruning.layers import NeverPruned
 from lib.pruning.options import PruningOptions, StateOptions
+from lib.pruning.pruners import MaskPruner
 from lib.pruning.reference import (
     REFERENCES,
     PruningSnapshot,
@@ -64,7 +64,7 @@ def check_optimized(subject: StepUnderTest) -> Iterator[CheckFinding]:
     expected = {name: options[name] for name in _GROUP_OPTIONS if name in options}
     if "beta1" in options:
         expected["betas"] = (options["beta1"], options["beta2"])
-    state = subject.traced_run.run.session
+    state = subject.traced_run.session
     tables = {id(t.weight) for t in (state.model.wte, state.model.wpe) if t is not None}
     for group in state.optimizer.param_groups:
         for name, value in expected.items():
@@ -78,8 +78,10 @@ def check_optimized(subject: StepUnderTest) -> Iterator[CheckFinding]:
 
 
 def check_pruned(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check sparsity, scope, ramp and scores in the traced run and the driven run."""
-    return [*_sparsity(subject), *_pruned_steps(subject), *_driven(subject)[0]]
+    """Check sparsity and scope in the traced run, and every step of the driven run."""
+    weights, records = _driven(subject)
+    norms = [finding for finding in records if finding.property == "step-record"]
+    return [*_sparsity(subject), *weights, *norms]
 
 
 def check_budgeted(subject: StepUnderTest) -> list[CheckFinding]:
@@ -92,7 +94,7 @@ def _driven(subject: StepUnderTest) -> tuple[list[CheckFinding], list[CheckFindi
     config = driven_config(subject.small_exact, subject.config)
 
     def compared() -> tuple[list[CheckFinding], list[CheckFinding]]:
-        run = DrivenRun(subject.traced_run.run.session, config)
+        run = DrivenRun(subject.traced_run.session, config)
         progress = _expected_progress(config)
         steps = _Simulation(run, progress).steps
         return _weights(run, steps), _records(run, steps, progress)
@@ -207,15 +209,17 @@ class _Simulation:
 
 def _weights(run: DrivenRun, steps: Sequence[_Step]) -> list[CheckFinding]:
     """Return the findings of the first step after which a weight or score is another."""
-    rule = run.config.optimizer.rule.name
-    recorded = zip(steps, run.weights, run.scores, strict=False)
-    for i, (step, actual, scores) in enumerate(recorded, 1):
-        findings = []
-        if run.config.pruning.name != "none":
-            at = f"at step {i} of {len(steps)}"
-            findings = _zeros(run.config.pruning.name, actual, step.after, at)
-            findings = findings or _wrong_scores(run.config, scores, step.scores)
-        for name, values in step.after.items() if not findings else ():
+    rule, pruner = run.config.optimizer.rule.name, run.config.pruning.name
+    for i, (step, actual) in enumerate(zip(steps, run.weights, strict=False), 1):
+        if pruner != "none":
+            findings = _zeros(pruner, actual, step.after, f"at step {i} of {len(steps)}")
+            what = f"optimizer state 0 of the pruned weights at step {i}"
+            found = f"others of {first_of(sorted(run.stateful[i - 1]))}"
+            findings += expect(not run.stateful[i - 1], "pruned-weight", what, found)
+            findings += _wrong_scores(run.config, run.scores[i - 1], step.scores)
+            if findings:
+                return findings
+        for name, values in step.after.items():
             change = max(abs(e - s) for e, s in zip(values, run.start[name], strict=True))
             bound = _TOLERANCE * change + _ROUNDING * max(map(abs, values))
             error = max(abs(e - a) for e, a in zip(values, actual[name], strict=True))
@@ -224,8 +228,6 @@ def _weights(run: DrivenRun, steps: Sequence[_Step]) -> list[CheckFinding]:
                 text = f"the update of {rule} at step {i}{step.events} of {kind or 'a vector'}"
                 text += " with given gradients"
                 return [CheckFinding("driven-update", text, f"weights that differ by {error:.1e}")]
-        if findings:
-            return findings
     return []
 
 
@@ -374,31 +376,30 @@ def _configured(config: Config) -> list[CheckFinding]:
     return findings
 
 
-# Pruning in the traced run: every prunable matrix after every step.
+# Pruning in the traced run: which matrices are pruned, and how far.
 
 
-def _sparsity(subject: StepUnderTest) -> list[CheckFinding]:
+def _sparsity(subject: StepUnderTest) -> Iterator[CheckFinding]:
     """Check how many weights are zero at the end, and that all are prunable."""
     traced, target = subject.traced_run, float(subject.config.values["PRUNING_SPARSITY"])
-    prunable = prunable_rows(subject)
+    prunable, pruner = prunable_rows(subject), traced.session.pruner
+    masks = pruner.masks.keys() if isinstance(pruner, MaskPruner) else set[str]()
+    odd = first_of(sorted(masks ^ prunable.keys()))
+    what = "masks of prunable matrices without difference"
+    yield from expect(not odd, "prunable-parameter", what, odd)
+    revived = first_of(sorted(traced.revived))
+    yield from expect(not revived, "revived-weight", "pruned weights stay pruned", f"not {revived}")
     matrices = [traced.final_weights[name][:rows] for name, rows in prunable.items()]
-    size = sum(weight.numel() for weight in matrices)
-    reached = sum(int((w == 0).sum()) for w in matrices) / size
-    shares = [
-        sum(int(step.zeros[name][:rows].sum()) for name, rows in prunable.items()) / size
-        for step in traced.pruned_steps
-    ]
-    # Without a pruner, there are no pruned steps.
-    recorded = traced.sparsity[: len(shares)]
-    findings = compare("recorded-sparsity", "recorded sparsity of step", recorded, shares, 1e-9)
+    zeros = sum(int((matrix == 0).sum()) for matrix in matrices)
+    reached = zeros / sum(matrix.numel() for matrix in matrices)
+    yield from compare("recorded-sparsity", "recorded sparsity", pruner.sparsity(), reached, 1e-9)
     near, found = abs(reached - target) <= _SPARSITY_TOLERANCE, f"{reached:.1%} of the weights"
-    findings += expect(near, "target-sparsity", f"in the end a sparsity of {target:.0%}", found)
+    yield from expect(near, "target-sparsity", f"in the end a sparsity of {target:.0%}", found)
     for name, initial in traced.initial_weights.items():
         zeros = int((traced.final_weights[name] == 0).sum()) - int((initial == 0).sum())
         few = name in prunable or zeros <= _MAX_ZERO_SHARE * initial.numel()
         found = f"{zeros} weights became zero"
-        findings += expect(few, "unpruned-parameter", f"no pruning of {name}", found)
-    return findings
+        yield from expect(few, "unpruned-parameter", f"no pruning of {name}", found)
 
 
 def prunable_rows(subject: StepUnderTest) -> dict[str, int]:
@@ -407,7 +408,7 @@ def prunable_rows(subject: StepUnderTest) -> dict[str, int]:
     Padding rows of the vocabulary are zero from the start.
     """
     traced, small = subject.traced_run, subject.small
-    modules = traced.run.session.model.named_modules()
+    modules = traced.session.model.named_modules()
     gates = tuple(f"{path}." for path, module in modules if isinstance(module, _GATES))
     embeddings = ("wte.weight", "wpe.weight")
     return {
@@ -417,26 +418,3 @@ def prunable_rows(subject: StepUnderTest) -> dict[str, int]:
         and not name.startswith(gates)
         and (small.values["PRUNING_INCLUDE_EMBEDDINGS"] or name not in embeddings)
     }
-
-
-def _pruned_steps(subject: StepUnderTest) -> list[CheckFinding]:
-    """Check masks and states of every prunable matrix after every step.
-
-    Pruned weights remain zero, without gradient and optimizer state.
-    """
-    alive: Mapping[str, Tensor] = {}
-    for i, step in enumerate(subject.traced_run.pruned_steps, 1):
-        odd = first_of(sorted(step.masks.keys() ^ prunable_rows(subject).keys()))
-        what = f"prunable matrices without difference at step {i}"
-        findings = expect(not odd, "prunable-parameter", what, odd)
-        revived = [n for n in alive if bool((step.masks[n] & ~alive[n]).any())]
-        what = f"weights that were pruned before step {i} stay pruned"
-        findings += expect(not revived, "revived-weight", what, f"others of {first_of(revived)}")
-        for kind, names in step.nonzero.items():
-            what = f"{kind} 0 of the pruned weights at step {i}"
-            found = f"others of {first_of(sorted(names))}"
-            findings += expect(not names, "pruned-weight", what, found)
-        if findings:
-            return findings
-        alive = step.masks
-    return []

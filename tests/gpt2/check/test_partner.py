@@ -72,9 +72,9 @@ def test_a_failure_in_one_rank_does_not_affect_the_next_step(monkeypatch):
     monkeypatch.setattr(process_checks, "_join_group", join_and_fail)
     with CheckContext() as context:
         with pytest.raises(TypeError):
-            process_checks.check_parallel(StepUnderTest(first, context))
+            list(process_checks.check_parallel(StepUnderTest(first, context)))
         failing.clear()
-        assert process_checks.check_parallel(StepUnderTest(second, context)) == []
+        assert list(process_checks.check_parallel(StepUnderTest(second, context))) == []
 
 
 @pytest.mark.slow
@@ -85,9 +85,9 @@ def test_sharded_ranks_have_the_gradients_of_one_process(monkeypatch):
         case, config=with_changes(case.config, DATA_PARALLEL="fsdp", COMPILE=False, **several)
     )
     with CheckContext() as context:
-        assert process_checks.check_parallel(StepUnderTest(case, context)) == []
+        assert list(process_checks.check_parallel(StepUnderTest(case, context))) == []
     # Each rank trains on its share alone.
     monkeypatch.setattr(ProcessGroup, "shard", lambda self, module, blocks, device: module)
     with CheckContext() as context:
-        findings = process_checks.check_parallel(StepUnderTest(case, context))
+        findings = list(process_checks.check_parallel(StepUnderTest(case, context)))
     assert {finding.property for finding in findings} == {"same-gradient"}

@@ -43,6 +43,6 @@ def test_a_vector_starts_as_its_component_declares(monkeypatch, built, findings)
     config = replace(config, attention=replace(config.attention, terms=(term,)))
     model = GPT(config)
     model.init_weights(1)
-    found = _vectors(model, config)
+    found = list(_vectors(model, config))
     assert [finding.property for finding in found] == findings
     assert all("0.5, 0.25, 0.125" in finding.expected for finding in found)
