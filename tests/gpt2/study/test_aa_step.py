@@ -1,32 +1,22 @@
 """A study with several seeds has an A/A step: the baseline with other initial weights."""
 
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import pytest
 
 from gpt2.config import Config
 from gpt2.records.compare import declared_axes, symbol_names
-from gpt2.study.plan import (
-    Plan,
-    _open,
-    config_layers,
-    declared_verdicts,
-    make_plan,
-    table_plan,
-)
+from gpt2.study.plan import Plan, _open, declared_verdicts, table_plan
 from lib.config.field import SymbolValue
 from lib.runs.record import RunRecord
 from lib.runs.run import training_order
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
-from tests.build_folder import write_build
 from tests.errors import error_of
 
-STUDY: dict[str, SymbolValue] = {
+STUDY: dict[str, SymbolValue | None] = {
     "RUN_PROFILE_MAXOUT_SPEED": True,
-    "DEVICE_CPU": True,
-    "MODEL_SIZE_TINY": True,
-    "TOKENIZER_BYTE": True,
+    "MAX_ITERS": None,
     "RA_MLA_ABLATION_MODE": True,
     "RA_MLA_ABLATION_STEPS": "0,golden",
     # So that the baseline is not trained twice.
@@ -35,12 +25,8 @@ STUDY: dict[str, SymbolValue] = {
 
 
 @pytest.fixture
-def planned(tmp_path: Path) -> Callable[..., Plan]:
-    def plan(seeds: str = "1-3", steps: str = "", **settings: SymbolValue) -> Plan:
-        build = write_build(tmp_path, {**STUDY, **settings})
-        return make_plan(config_layers(build), build, seeds=seeds, steps=steps)
-
-    return plan
+def planned(planned: Callable[..., Plan]) -> Callable[..., Plan]:
+    return partial(planned, seeds="1-3", **STUDY)
 
 
 def slugs(plan: Plan) -> list[str]:

@@ -41,12 +41,6 @@ def test_an_invalid_seed_is_located_at_its_variable(seeds, seed: str) -> None:
     assert seed in problem.what and "SEEDS=" in problem.next
 
 
-def test_a_seed_out_of_range_is_one_error(seeds) -> None:
-    error = error_of(seeds, SEEDS="4294967296")
-    assert error.codes == ["config.out-of-range"]
-    assert "4294967296" in str(error.problems[0])
-
-
 def test_one_seed_and_several_conflict(seeds) -> None:
     assert error_of(seeds, SEED="7", SEEDS="2,3").codes == ["usage.conflict"]
 

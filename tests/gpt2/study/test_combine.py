@@ -33,6 +33,12 @@ def resolve(tree: KconfigTree, base: list[ConfigLayer], each: SweepCell):
     return tree.resolve([*base, ConfigLayer.of("axis", each.slug, each.delta)]).values
 
 
+def designed(tree: KconfigTree, design: str, text: str):
+    """Return the design of the features in ``text``, with the resolved values as configurations."""
+    features = parse_features(tree, [], text, "FEATURES")
+    return resolve_design(design_cells(design, features), lambda each: resolve(tree, [], each))
+
+
 def test_a_matrix_is_the_cross_product_without_what_kconfig_forbids(small_tree):
     matrix = combined(small_tree, "OPTIMIZER=adamw,spam PRUNING=none,movement", [])
     slugs = [variant.slug for variant, _ in matrix.block]
@@ -124,11 +130,8 @@ DESIGNS = ("leave_one_out", "add_one_in", "cumulative", "factorial")
 
 @pytest.mark.parametrize("design", DESIGNS)
 def test_a_design_has_the_cells_of_its_definition_and_lists_what_is_forbidden(small_tree, design):
-    features = parse_features(small_tree, [], FIVE, "FEATURES")
-    found = resolve_design(
-        design_cells(design, features), lambda each: resolve(small_tree, [], each)
-    )
-    cells = expected(design, [f.factor for f in features])
+    found = designed(small_tree, design, FIVE)
+    cells = expected(design, ["RATE", "GATE", "WIDE", "CROSS", "N_LAYER"])
     legal = [on for on in cells if allowed(on)]
     trained = [{f for f, level in v.levels.items() if level == "on"} for v, _ in found.block]
     assert sorted(map(sorted, trained)) == sorted(map(sorted, legal))
@@ -159,10 +162,7 @@ def test_two_combinations_of_one_name_are_refused(small_tree):
 
 
 def test_what_is_left_out_is_skipped_as_a_parent(small_tree):
-    features = parse_features(small_tree, [], "WIDE CROSS GATE", "FEATURES")
-    found = resolve_design(
-        design_cells("cumulative", features), lambda each: resolve(small_tree, [], each)
-    )
+    found = designed(small_tree, "cumulative", "WIDE CROSS GATE")
     parents = {variant.slug: variant.parent for variant, _ in found.block}
     assert parents == {"none": "", "plus-wide": "none", "plus-gate": "plus-wide"}
     assert [variant.number for variant, _ in found.block] == [0, 1, 3]
@@ -170,19 +170,10 @@ def test_what_is_left_out_is_skipped_as_a_parent(small_tree):
 
 
 def test_a_design_without_its_baseline_is_an_error(small_tree):
-    features = parse_features(small_tree, [], "OPTIMIZER_SPAM PRUNING_MOVEMENT GATE", "FEATURES")
-    (problem,) = error_of(
-        resolve_design,
-        design_cells("leave_one_out", features),
-        lambda each: resolve(small_tree, [], each),
-    ).problems
+    features = "OPTIMIZER_SPAM PRUNING_MOVEMENT GATE"
+    (problem,) = error_of(designed, small_tree, "leave_one_out", features).problems
     assert (problem.where, problem.code) == ("all", "design.invalid-baseline")
     assert problem.what.startswith("PRUNING_MOVEMENT=y: ") and "OPTIMIZER_ADAMW=y" in problem.what
-
-
-def test_a_feature_may_be_several_settings(small_tree):
-    (feature,) = parse_features(small_tree, [], "PRUNING_MOVEMENT+SPARSITY=0.9", "FEATURES")
-    assert feature.delta == {"PRUNING_MOVEMENT": True, "SPARSITY": "0.9"}
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,17 @@
 """Compiled runs stand alone, or as the axis of a matrix or a sweep."""
 
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import pytest
 
 from gpt2.records.compare import declared_axes
-from gpt2.study.plan import Plan, config_layers, make_plan
+from gpt2.study.plan import Plan
 from lib.config.field import SymbolValue
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
-from tests.build_folder import write_build
 from tests.errors import error_of
 
-SMALL: dict[str, SymbolValue] = {
-    "RUN_PROFILE_MAXOUT_SPEED": True,
-    "DEVICE_CPU": True,
-    "MODEL_SIZE_CUSTOM": True,
-    "TOKENIZER_BYTE": True,
-}
 MATRIX: dict[str, SymbolValue] = {
     "TEST_MATRIX_MODE": True,
     "TEST_MATRIX_AXES": "COMPILE=n,y N_LAYER=1,2",
@@ -27,15 +20,9 @@ BOTH = "COMPILE=n,y"
 
 
 @pytest.fixture
-def planned(tmp_path: Path) -> Callable[..., Plan]:
-    """Return the plan of a .config; None takes one of the small settings away."""
-
-    def plan(sweep: str = "", **settings: SymbolValue | None) -> Plan:
-        given = {name: v for name, v in {**SMALL, **settings}.items() if v is not None}
-        build = write_build(tmp_path, given)
-        return make_plan(config_layers(build), build, sweep=sweep)
-
-    return plan
+def planned(planned: Callable[..., Plan]) -> Callable[..., Plan]:
+    custom = {"MODEL_SIZE_TINY": None, "MODEL_SIZE_CUSTOM": True}
+    return partial(planned, RUN_PROFILE_MAXOUT_SPEED=True, **custom)
 
 
 def test_a_compiled_run_is_planned_alone(planned: Callable[..., Plan]) -> None:

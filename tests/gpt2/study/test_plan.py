@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from gpt2.config import _with_threads
 from gpt2.study import view as planning_view
 from gpt2.study.notes import note_lines, notes
 from gpt2.study.plan import (
@@ -96,19 +97,22 @@ def test_a_step_of_a_study_and_the_same_single_training_are_the_same_configurati
     assert step.config.hash8 == single.config.hash8
 
 
-def test_only_a_single_training_on_a_cpu_uses_all_cores(planned, monkeypatch):
+@pytest.mark.parametrize(
+    ("changes", "threads"),
+    [
+        ({}, 7),
+        ({"GPUS": 2}, 3),
+        ({"GPUS": 8}, 1),
+        ({"DEVICE": "cuda"}, 1),
+        ({"RUN_MODE": "ra_mla_ablation_mode"}, 1),
+        ({"CPU_THREADS": 4}, 4),
+        ({"CPU_THREADS": 4, "RUN_MODE": "ra_mla_ablation_mode"}, 4),
+    ],
+)
+def test_only_a_single_training_on_a_cpu_uses_all_cores(monkeypatch, changes, threads):
     monkeypatch.setattr("gpt2.config.usable_cores", lambda: 7)
-
-    def threads(**changes):
-        config = planned(**{"DEVICE_CPU": True, **changes}).runs[0].config
-        assert config.values["CPU_THREADS"] == config.machine.cpu_threads
-        return config.machine.cpu_threads
-
-    assert threads() == threads(CPU_THREADS=0) == 7
-    assert threads(GPUS=2, BATCH_SIZE=4) == 3
-    assert threads(GPUS=8, BATCH_SIZE=1) == threads(DEVICE_CPU=False, DEVICE_CUDA=True) == 1
-    assert threads(RA_MLA_ABLATION_MODE=True) == threads(TEST_MATRIX_MODE=True) == 1
-    assert threads(CPU_THREADS=4) == threads(CPU_THREADS=4, RA_MLA_ABLATION_MODE=True) == 4
+    alone = {"CPU_THREADS": 0, "GPUS": 1, "DEVICE": "cpu", "RUN_MODE": "single_training"}
+    assert _with_threads({**alone, **changes})["CPU_THREADS"] == threads
 
 
 def test_a_matrix_is_planned_from_its_axes(planned):

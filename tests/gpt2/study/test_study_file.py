@@ -6,7 +6,7 @@ import pytest
 
 from gpt2.check.cases import plan_cases
 from gpt2.study.plan import make_plan, table_plan
-from gpt2.study.study_file import STUDIES, read_study
+from gpt2.study.study_file import read_study
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
 from lib.errors import ConfigError
@@ -123,6 +123,8 @@ def test_a_run_needs_no_file(study_file, tmp_path):
         ('like = "ra"', 'like = "rb"', "study.unknown-step", 24),
         ("params = [-0.17, 0]", "params = [0, -1]", "study.invalid-value", 12),
         ("params = [-0.17, 0]", "params = [0.1]", "study.invalid-value", 12),
+        ("params = [-0.17, 0]", "params = 3", "study.invalid-value", 12),
+        ("set = {", 'parent = "two-heads-ra"\nset = {', "study.unknown-parent", 11),
         ("RECIPROCAL_WINDOW = 16", "RECIPROCAL_WINDOW = [16]", "study.invalid-value", 25),
         ("RECIPROCAL_WINDOW = 16", "RECIPROCAL_WINDOW = ", "study.syntax", 25),
         ('parent = "two-heads"', 'parent = "four"', "study.unknown-parent", 23),
@@ -139,23 +141,10 @@ def test_a_run_needs_no_file(study_file, tmp_path):
 )
 def test_a_wrong_file_names_its_line(study_file, old, new, code, line):
     path = study_file(GOOD.replace(old, new))
-    problem = error_of(read_study, path).problems[0]
+    # A wrong step is no problem of its children.
+    (problem,) = error_of(read_study, path).problems
     assert problem.code == code
     assert problem.where == f"{path}:{line}"
-
-
-def test_one_wrong_step_is_no_problem_of_its_children(study_file):
-    assert error_of(
-        read_study, study_file(GOOD.replace("params = [-0.17, 0]", "params = 3"))
-    ).codes == ["study.invalid-value"]
-
-
-def test_a_circle_of_parents_is_refused_with_the_names(study_file):
-    circle = GOOD.replace("set = {", 'parent = "two-heads-ra"\nset = {')
-    error = error_of(read_study, study_file(circle))
-    assert (error.exit_code, error.codes) == (2, ["study.unknown-parent"])
-    named = "two-heads: parent 'two-heads-ra' is not the name of an earlier step"
-    assert named in str(error)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +200,3 @@ def test_a_change_without_effect_names_its_line(study_file, tmp_path, old, new, 
     problem = error_of(make_plan, layers(), tmp_path).problems[0]
     assert problem.code == code
     assert problem.where.startswith(f"{path}:{line}: step heads/" if line else str(path))
-
-
-def test_the_built_in_studies_are_files_of_the_same_form():
-    for name, study in STUDIES.items():
-        path = ROOT / "gpt2" / "study" / "studies" / f"{name}.toml"
-        assert [s.slug for s in read_study(path).steps] == [s.slug for s in study.steps]
