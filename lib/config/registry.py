@@ -65,8 +65,4 @@ class Registry(Generic[OptionsT]):
         return tuple(from_symbols(self.options(name), values) for name in self.selected(values))
 
     def options(self, name: str) -> type[OptionsT]:
-        """Return the options class of ``name``. Raises ValueError if the name is unknown."""
-        if name not in self._options:
-            names = ", ".join(self)
-            raise ValueError(f"unknown {self.kind} {name!r}; known: {names}")
         return self._options[name]

@@ -4,14 +4,16 @@ An operation is a name and its arguments. Positions are fractions of the file, b
 two studies have different sizes.
 """
 
+import contextlib
 import json
 import os
 import pickle
-import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from hypothesis import strategies as st
 
 Operation = list[Any]
 
@@ -31,7 +33,6 @@ _RAW = {
 }
 _PIECES = ("\0", "\r", "\r\n", "\ufeff", "\x1b[31m", "9" * 400, "{", '"', "\n\n", "é")
 _NODES = ("folder", "fifo", "loop", "dangling", "device", "victim", "absent")
-_BYTES = ("flip", "truncate", "insert", "digit", "utf-16", "empty", "line", "code")
 
 
 class Execute:
@@ -41,51 +42,40 @@ class Execute:
         return os.mkdir, (CANARY,)
 
 
-def draw(chance: random.Random, path: Path) -> list[Operation]:
-    """Return one to three operations for the file at ``path``."""
-    if chance.random() < 0.12:
-        return draw_node(chance)
-    documents = path.suffix in (".json", ".jsonl", ".yaml")
-    return [
-        _draw_value(chance, path) if documents and chance.random() < 0.6 else _draw_bytes(chance)
-        for _ in range(chance.choice((1, 1, 1, 2, 3)))
-    ]
+# Heads of files are parsed: half of the positions are there.
+_PLACE = st.floats(0, 1, exclude_max=True) | st.floats(0, 1, exclude_max=True).map(lambda x: x**8)
+NODE = st.sampled_from(_NODES).map(lambda name: [[name]])
+_DAMAGE = st.one_of(
+    st.tuples(st.just("flip"), _PLACE, st.integers(0, 7)),
+    st.tuples(st.sampled_from(("truncate", "line")), _PLACE),
+    st.tuples(st.just("insert"), _PLACE, st.sampled_from(_PIECES)),
+    st.tuples(st.just("digit"), _PLACE, st.integers(0, 9)),
+    st.tuples(st.just("code"), st.sampled_from(("python", "yaml", "pickle"))),
+    st.tuples(st.sampled_from(("utf-16", "empty"))),
+).map(list)
 
 
-def draw_node(chance: random.Random) -> list[Operation]:
-    """Return an operation that replaces a file or directory by something else."""
-    return [[chance.choice(_NODES)]]
+def operations(path: Path) -> st.SearchStrategy[list[Operation]]:
+    """Return the strategy of one to three operations for the file at ``path``."""
+    each = _DAMAGE
+    if path.suffix in (".json", ".jsonl", ".yaml"):
+        with contextlib.suppress(ValueError, RecursionError):
+            each = _values(path) | _DAMAGE
+    several = st.lists(each, min_size=1, max_size=3)
+    # A node of another kind is one of eight.
+    return st.integers(0, 7).flatmap(lambda n: several if n else NODE)
 
 
-def _draw_bytes(chance: random.Random) -> Operation:
-    # Heads of files are parsed: half of the positions are there.
-    place = chance.random() ** chance.choice((1, 8))
-    match kind := chance.choice(_BYTES):
-        case "flip":
-            return [kind, place, chance.randrange(8)]
-        case "truncate" | "line":
-            return [kind, place]
-        case "insert":
-            return [kind, place, chance.choice(_PIECES)]
-        case "digit":
-            return [kind, place, chance.randrange(10)]
-        case "code":
-            return [kind, chance.choice(("python", "yaml", "pickle"))]
-        case _:
-            return [kind]
-
-
-def _draw_value(chance: random.Random, path: Path) -> Operation:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.suffix == ".jsonl" else [""]
-        line = chance.randrange(max(1, len(lines)))
-        text = lines[line] if path.suffix == ".jsonl" else path.read_text(encoding="utf-8")
-        keys = chance.choice(list(_places(json.loads(text))))
-    except (ValueError, IndexError, RecursionError):
-        return _draw_bytes(chance)
-    if chance.random() < 0.2:
-        return ["delete", line, keys]
-    return ["set", line, keys, chance.choice(VALUES)]
+def _values(path: Path) -> st.SearchStrategy[Operation]:
+    """Return the strategy of another value, or none, in place of one in a document."""
+    text = path.read_text(encoding="utf-8")
+    documents = text.splitlines() if path.suffix == ".jsonl" else [text]
+    keys = [(i, place) for i, each in enumerate(documents) for place in _places(json.loads(each))]
+    return st.tuples(st.sampled_from(keys), st.sampled_from((*VALUES, "@delete"))).map(
+        lambda drawn: (
+            ["delete", *drawn[0]] if drawn[1] == "@delete" else ["set", *drawn[0], drawn[1]]
+        )
+    )
 
 
 def _places(value: Any) -> Iterator[list[Any]]:

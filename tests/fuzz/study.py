@@ -1,4 +1,4 @@
-"""The study that is damaged: two steps with two seeds, and a third seed that was killed."""
+"""The study that is damaged: two steps with a seed, and another seed that was killed."""
 
 import json
 import os
@@ -34,7 +34,7 @@ SETTINGS: dict[str, SymbolValue] = {
     "CHECKPOINT_INTERVAL": 2,
     "BATCH_SIZE": 4,
     "GRAD_ACCUMULATION": 1,
-    "MAX_ITERS": 16,
+    "MAX_ITERS": 8,
 }
 
 

@@ -70,7 +70,7 @@ def test_a_bad_value_leaves_the_configuration_alone(run: Run, place: ConfigWorks
     with place.config_py.open("a") as file:
         file.write("N_LAYER = 3\n")
     edited = files(place)
-    assert error_of(call, "defconfig", words[:3]).codes == ["config.damaged"]
+    assert error_of(call, "defconfig", words[:3]).codes == ["config.edited"]
     assert before == {**edited, "config.py": before["config.py"]} and files(place) == edited
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from lib.runs.run_dir import RunDir, State, read_status
 from tests.command_server import Command
-from tests.fuzz.fuzz import temporary_folder
+from tests.fuzz.harness import temporary_folder
 from tests.integration.conftest import SINGLE, Folder
 
 STEPS = "1,full"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.fuzz.fuzz import temporary_folder
+from tests.fuzz.harness import temporary_folder
 from tests.integration.fail_at_write import CASES
 
 SUITE = ("checkpoint", "metrics", "read-only run", "log under make", "table", "export", "config.py")
