@@ -5,7 +5,6 @@ B batch, T tokens, V vocabulary.
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -94,22 +93,14 @@ def generate(
     while True:
         if cache.position + len(pending) > block_size:
             cache, pending = model.new_cache(), ids[-block_size:]
-        with _evaluating(model), autocast(machine):
+        # For each token, because the caller may train between two.
+        training = model.training
+        model.eval()
+        with torch.no_grad(), autocast(machine):
             for piece_T in torch.tensor(pending, device=device).split(_PREFILL_TOKENS):
                 hidden_BTC = model.hidden(piece_T[None], cache)
             logits_V = model.logits(hidden_BTC[0, -1]).cpu()
+        model.train(training)
         token = sampling.draw(logits_V, generator)
         ids, pending = [*ids[1 - block_size :], token], [token]
         yield token
-
-
-@contextmanager
-def _evaluating(model: GPT) -> Iterator[None]:
-    """Switch to evaluation without gradients, per token: the caller may train between two."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)

@@ -107,7 +107,11 @@ def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> d
     the data of the run.
     """
     dataset = open_dataset(config.data, build_dir, config.model.shape.vocab_size)
-    _require_data_of(run, dataset.digest)
+    recorded = RunRecord(run).manifest.value(str, "data", "digest")
+    if dataset.digest != recorded:
+        what = f"data differs from the data of the run (expected {recorded}, got {dataset.digest})"
+        advice = "restore the data of the run"
+        raise DataError(Problem(what, str(run.manifest), advice, code="data.mismatch"))
     config = replace(config, machine=machine_here(config.machine))
     device = set_up(config.machine, ProcessRank())
     model = load_run(run.path).to(device)
@@ -152,14 +156,6 @@ def table(run: RunDir, summaries: list[dict[str, Any]]) -> str:
         delta = f"{loss - trained['val_loss']:+z.6f}"
         rows.append((label, f"{loss:.6f}", delta, f"{accuracy:.4f}", stored))
     return "".join(f"{line}\n" for line in text_lines(rows))
-
-
-def _require_data_of(run: RunDir, digest: str) -> None:
-    recorded = RunRecord(run).manifest.value(str, "data", "digest")
-    if digest != recorded:
-        what = f"data differs from the data of the run (expected {recorded}, got {digest})"
-        advice = "restore the data of the run"
-        raise DataError(Problem(what, str(run.manifest), advice, code="data.mismatch"))
 
 
 def _write(run: RunDir, scheme: str, rows: str, summary: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ def weight_mismatches(folder: Path, model: ModelConfig) -> list[Problem]:
         texts = _native_mismatches(model, read_resolved_config(run_of(folder)).model)
     else:
         theirs = hf.with_defaults(read_settings(folder / CONFIG_FILE))
-        texts = hf_mismatches(model, theirs)
+        texts = _hf_mismatches(model, theirs)
         if theirs["model_type"] == "gpt2":
             _check_tensors(folder, weights, theirs)
     problems = [Problem(what, str(folder), code="weights.config-mismatch") for what in texts]
@@ -40,7 +40,7 @@ def weight_mismatches(folder: Path, model: ModelConfig) -> list[Problem]:
     return problems
 
 
-def hf_mismatches(model: ModelConfig, theirs: Mapping[str, Any]) -> list[str]:
+def _hf_mismatches(model: ModelConfig, theirs: Mapping[str, Any]) -> list[str]:
     """Return every mismatch between ``model`` and the settings of transformers' GPT-2."""
     activation, function = model.mlp.activation, theirs["activation_function"]
     settings = {

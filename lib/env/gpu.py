@@ -123,11 +123,6 @@ _GPU_DEVICES, _GPU_NODES = Path("/dev"), Path("/sys/class/kfd/kfd/topology/nodes
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
-def has_driver() -> bool:
-    """Return whether this machine has the driver of a GPU; imports no torch."""
-    return any(os.path.exists(path) for path in _DRIVERS)
-
-
 def count_gpus() -> int:
     """Return the number of GPUs that this process may use; 0 if unknown. Imports no torch."""
     # Each GPU is a device of NVIDIA's driver, or a node of AMD's with an id other than 0.
@@ -140,7 +135,7 @@ def count_gpus() -> int:
 
 def local_gpu() -> Gpu | None:
     """Return the first GPU of this machine, or None; imports torch if there is a driver."""
-    if not has_driver():
+    if not any(os.path.exists(path) for path in _DRIVERS):
         return None
     import torch
 

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lib.env.options import MachineConfig
@@ -75,35 +76,29 @@ class NarrowProducts:
     """
 
     def __init__(self) -> None:
-        import torch
         from torch import library
 
-        self._narrow = torch.bfloat16
-        self._mm = library.get_kernel("aten::mm", "CPU")
-        self._addmm = library.get_kernel("aten::addmm", "CPU")
         self._kernels = library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             # torch reports that its own kernels are replaced, which is the purpose.
             warnings.simplefilter("ignore", UserWarning)
-            for name, kernel in (("mm", self._product), ("addmm", self._sum)):
-                self._kernels.impl(name, kernel, "CPU", with_keyset=True, allow_override=True)
+            for name in ("mm", "addmm"):
+                product = partial(_product, library.get_kernel(f"aten::{name}", "CPU"))
+                self._kernels.impl(name, product, "CPU", with_keyset=True, allow_override=True)
 
     def restore(self) -> None:
         self._kernels._destroy()
 
-    def _product(self, keys: Any, a: "Tensor", b: "Tensor") -> "Tensor":
-        return self._call(self._mm, keys, a, b)
 
-    def _sum(self, keys: Any, *tensors: "Tensor", **factors: float) -> "Tensor":
-        return self._call(self._addmm, keys, *tensors, **factors)
+def _product(kernel: Any, keys: Any, *tensors: "Tensor", **factors: float) -> "Tensor":
+    import torch
 
-    def _call(self, kernel: Any, keys: Any, *tensors: "Tensor", **factors: float) -> "Tensor":
-        # torch's kernel raises an error if types differ.
-        if not all(each.dtype is self._narrow for each in tensors):
-            result: Tensor = kernel.call_boxed(keys, *tensors, **factors)
-            return result
-        wide = kernel.call_boxed(keys, *(each.float() for each in tensors), **factors)
-        return wide.bfloat16()
+    # torch's kernel raises an error if types differ.
+    if not all(each.dtype is torch.bfloat16 for each in tensors):
+        result: Tensor = kernel.call_boxed(keys, *tensors, **factors)
+        return result
+    wide: Tensor = kernel.call_boxed(keys, *(each.float() for each in tensors), **factors)
+    return wide.bfloat16()
 
 
 def require_world_size(process: ProcessRank, processes: int) -> None:

@@ -61,16 +61,26 @@ def machine_settings(
     }
     if on_gpu:
         segments = machine.expandable_segments
-        settings["expandable_segments"] = (segments, _expandable_segments)
+        missing = partial(missing_variables, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+        settings["expandable_segments"] = (segments, lambda: not missing())
     found = {name: setting(value, value, read) for name, (value, read) in settings.items()}
     # None if this run does not use it.
     read_workspace = partial(os.environ.get, WORKSPACE_VARIABLE) if workspace else lambda: None
     requested = machine.deterministic
+
+    def read_deterministic() -> bool | str:
+        warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        return "warn_only" if warns else torch.are_deterministic_algorithms_enabled()
+
+    def read_device() -> str:
+        on = torch.cuda.is_initialized()
+        return f"cuda:{torch.cuda.current_device()}" if on else "cpu"
+
     return found | {
-        "device": setting(machine.device, str(device), _observed_device),
+        "device": setting(machine.device, str(device), read_device),
         "allow_tf32_matmul": setting(products, tf32, lambda: cuda.matmul.allow_tf32),
         "allow_tf32_cudnn": setting(products, tf32, lambda: cudnn.allow_tf32),
-        "deterministic_algorithms": setting(requested, deterministic, _deterministic),
+        "deterministic_algorithms": setting(requested, deterministic, read_deterministic),
         "cublas_workspace_config": setting(requested, workspace, read_workspace),
     }
 
@@ -106,12 +116,6 @@ def selected_sdpa_backend(
     return SDPBackend(choice).name.lower().removesuffix("_attention")
 
 
-def _observed_device() -> str:
-    if not torch.cuda.is_initialized():
-        return "cpu"
-    return str(torch.device("cuda", torch.cuda.current_device()))
-
-
 def _precision(machine: MachineConfig) -> str:
     """Return the precision of a matrix product in the context of the forward pass."""
     with autocast(machine):
@@ -121,20 +125,10 @@ def _precision(machine: MachineConfig) -> str:
     return {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
 
 
-def _deterministic() -> bool | str:
-    if torch.is_deterministic_algorithms_warn_only_enabled():
-        return "warn_only"
-    return torch.are_deterministic_algorithms_enabled()
-
-
 def _world_size() -> int:
     """Return the size of the joined process group, or 1 if there is none."""
     joined = dist.is_available() and dist.is_initialized()
     return dist.get_world_size() if joined else 1
-
-
-def _expandable_segments() -> bool:
-    return not missing_variables({"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
 
 
 _FUSED = re.compile(r"ScaledDotProduct(\w+?)Attention")

@@ -55,7 +55,6 @@ PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "s
 
 
 def is_installed() -> bool:
-    """Return whether all programs of SLURM are installed."""
     return all(shutil.which(name) for name in PROGRAMS)
 
 
@@ -95,11 +94,9 @@ class SlurmCluster:
         return {**outside, "SLURM_CONF": str(self.conf)}
 
     def start_controller(self) -> None:
-        """Start slurmctld."""
         self._start("slurmctld", "-D")
 
     def start_node(self, name: str) -> None:
-        """Start the slurmd of a node."""
         self._start("slurmd", "-D", "-N", name, key=name)
 
     def kill(self, name: str) -> None:
@@ -108,7 +105,6 @@ class SlurmCluster:
         self._daemons[name].wait()
 
     def command(self, *words: str) -> str:
-        """Run a command of SLURM; return its output."""
         done = subprocess.run(
             words, env=self.environment, capture_output=True, text=True, check=True, timeout=60
         )
@@ -127,7 +123,6 @@ class SlurmCluster:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """Cancel all jobs, and end the daemons."""
         with contextlib.suppress(subprocess.SubprocessError):
             self.command("scancel", "--full", "--signal=KILL", f"--user={getpass.getuser()}")
             self.command("scancel", f"--user={getpass.getuser()}")
@@ -153,7 +148,6 @@ class SlurmCluster:
 
 @contextmanager
 def slurm_cluster(folder: Path, nodes: int = 2, cores: int = 1) -> Iterator[SlurmCluster]:
-    """Run a cluster in the context, in ``folder``."""
     cluster = SlurmCluster(folder, nodes, cores)
     try:
         cluster.start()

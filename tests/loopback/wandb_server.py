@@ -35,21 +35,15 @@ class Stored:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """Return the rows in order of steps."""
         return self._rows("wandb-history.jsonl")
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """Return the system stream."""
         return self._rows("wandb-events.jsonl")
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Return the newest value of each metric."""
-        newest: dict[str, Any] = {}
-        for row in self.history:
-            newest |= row
-        return newest
+        return {name: value for row in self.history for name, value in row.items()}
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         lines = self.files.get(name, {})
@@ -76,7 +70,6 @@ class WandbServer:
         return _OPERATIONS[operation](self, variables, request["query"])
 
     def stream(self, project: str, name: str, sent: dict[str, Any]) -> None:
-        """Store lines of a run's files."""
         run = self.runs[project, name]
         for file, part in (sent.get("files") or {}).items():
             lines = run.files.setdefault(file, {})
@@ -233,10 +226,6 @@ def _runs(server: WandbServer, variables: dict[str, Any], query: str) -> dict[st
     return {"project": project}
 
 
-def _run(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
-    return {"project": {"internalId": "1", "run": _node(_asked(server, variables))}}
-
-
 def _history_page(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
     rows = _asked(server, variables).history
     low, high = variables.get("minStep", 0), variables.get("maxStep", 1 << 60)
@@ -315,7 +304,6 @@ _OPERATIONS = {
     "ServerFeaturesQuery": _nothing,
     "OrganizationCoreWeaveOrganizationID": _nothing,
     "Runs": _runs,
-    "Run": _run,
     "HistoryPage": _history_page,
     "RunHistoryKeys": _keys,
     "RunParquetHistory": _parquet,

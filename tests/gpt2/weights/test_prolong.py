@@ -109,17 +109,6 @@ def test_all_forks_of_one_run_are_compared_with_the_unchanged_one(run, tmp_path)
     assert "one run" in whole.note
 
 
-def test_a_seed_that_is_a_text_is_a_damaged_record(run, tmp_path):
-    record = json.loads(run.resolved_config.read_text())
-    record["symbols"]["SEED"] = "three"
-    run.resolved_config.write_text(json.dumps(record))
-    reseal(run)
-    with pytest.raises(ConfigError) as caught:
-        plan_prolonged(str(run.path), tmp_path, 40, [])
-    (problem,) = caught.value.problems
-    assert problem.where == str(run.resolved_config) and "three" in problem.what
-
-
 def test_commands_and_accounts_of_the_run_are_not_taken_over(configure, tmp_path):
     commands = {
         "ON_DONE_CMD": "rm x",
@@ -142,13 +131,9 @@ def test_a_run_does_not_choose_where_files_are_written(configure, tmp_path):
     run = write_finished(theirs, tmp_path / "theirs")
     plan = plan_prolonged(str(run.path), tmp_path / "build", 40, [])
     assert plan.folder == tmp_path / "build" / "results" / "prolonged-theirs-10-40"
-    assert plan.base.data.data_dir == configure().data.data_dir
-
-
-def test_a_run_elsewhere_is_named_by_its_path(configure, tmp_path):
-    run = write_finished(configure(), tmp_path / "theirs")
-    plan = plan_prolonged(str(run.path), tmp_path, 40, [])
+    # A run elsewhere is named by its path.
     assert plan.base.init.init_from == f"run:{run.path}"
+    assert plan.base.data.data_dir == configure().data.data_dir
 
 
 def test_refusals(run, tmp_path):
@@ -159,3 +144,12 @@ def test_refusals(run, tmp_path):
     with pytest.raises(ConfigError) as caught:
         plan_prolonged(str(run.path), tmp_path, 40, [])
     assert caught.value.codes == ["run.not-finished"]
+    record = json.loads(run.resolved_config.read_text())
+    record["symbols"]["SEED"] = "three"
+    run.resolved_config.write_text(json.dumps(record))
+    write_status(run, RunStatus(State.SUCCESS))
+    reseal(run)
+    with pytest.raises(ConfigError) as caught:
+        plan_prolonged(str(run.path), tmp_path, 40, [])
+    (problem,) = caught.value.problems
+    assert problem.where == str(run.resolved_config) and "three" in problem.what

@@ -1,7 +1,6 @@
-"""A fabricated run on two GPUs, in its directory and uploaded to a W&B server on loopback."""
+"""A fabricated run on two GPUs, in its directory and on a W&B server on loopback."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from lib.files import canonical_json
+from lib.files import canonical_json, sha256_file
 from lib.runs.run_dir import RunDir
+from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
 from lib.tracking.trackers import TrackerMetadata
 from tests.lib.fabricated import complete
-from tests.loopback.wandb_server import WandbServer, serving
+from tests.loopback.wandb_server import Stored, WandbServer, serving
 
 ITERATIONS = 6
 PROJECT = "kablate-single"
@@ -82,12 +82,19 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 @pytest.fixture(scope="package")
 def server(tracked: RunDir) -> Iterator[WandbServer]:
-    """Mirror the run to a server."""
-    with serving() as running, pytest.MonkeyPatch.context() as patch:
+    """Serve the run as the client of W&B stores it."""
+    facts = TrackerMetadata.read(tracked.tracker_facts)
+    rows = [*RecordReader(tracked, ReadCursor()).new()]
+    rows.append((ITERATIONS, best_validation_metrics(tracked)))
+    history = [json.dumps({**row, "_step": step, "_runtime": 0.5}) for step, row in rows]
+    config = facts.config | {"manifest_sha256": sha256_file(tracked.manifest), "_wandb": {"t": 1}}
+    stored = Stored(facts.project, facts.id, facts.name, number=0, finished=True)
+    stored.config = {name: {"value": value} for name, value in config.items()}
+    stored.files["wandb-history.jsonl"] = dict(enumerate(history))
+    state = WandbServer(runs={(facts.project, facts.id): stored})
+    with serving(state) as running, pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_BASE_URL", running.url)
         patch.setenv("WANDB_API_KEY", "k" * 40)
-        command = [sys.executable, "-P", "-m", "lib.tracking.mirror", str(tracked.path)]
-        subprocess.run([*command, "tracker_wandb"], stdin=subprocess.DEVNULL, check=True)
         yield running
 
 
