@@ -76,15 +76,8 @@ def test_a_step_that_does_not_resolve_is_a_row(build):
 @pytest.mark.parametrize(
     ("words", "texts"),
     [
-        (("--steps", "99"), ("'99'", "ratio")),
         (("--checks", "causl"), ("[usage.unknown-check]", "nearest: causal")),
-        (("--gpu", "gtx9999"), ("GPU=gtx9999",)),
-        (
-            ("--check-gpu-memory-gb", "much"),
-            ("[usage.invalid-value]", "CHECK_GPU_MEMORY_GB", "'much'"),
-        ),
         (("--check-gpu-memory-gb", "8", "--gpu", "l4"), ("[usage.conflict]",)),
-        (("--defconfig", "gpt2-124n"), ("nearest: gpt2-124m",)),
         (("--data", "maybe"), ("[usage.invalid-value]", "DATA", "'maybe'")),
     ],
 )

@@ -70,30 +70,13 @@ def test_a_sweep_takes_what_is_done_and_ranks_it_too(build):
     assert not (folder.path / "results/sweep/figures").exists()
 
 
-WRONG_AXES = [
-    ("DROPOUT=0.1,7", ["DROPOUT: ", "7", "0.9", "[config.out-of-range]"]),
-    (
-        "PRUNING=none,magnitude PRUNING_SPARSITY=0.5,1.5",
-        ["PRUNING_SPARSITY: ", "1.5", "0.99", "[config.out-of-range]"],
-    ),
-    (
-        "ADAMWPRUNE_VARIANT=bitter0,bitter10",
-        ["'bitter10'", "bitter0, bitter1", "[config.invalid-value]"],
-    ),
-    ("LEARNING_RAT=1e-3", ["nearest: LEARNING_RATE", "[config.unknown-symbol]"]),
-    (
-        "DROPOUT=lin:0:0.5:100 LEARNING_RATE=lin:1e-3:1e-2:100",
-        ["10,000", "[usage.no-terminal]"],
-    ),
-]
-
-
 @pytest.mark.parametrize(
     ("axes", "values", "sweep"),
     [
         # An empty SWEEP= counts as unset.
         ("", ["[design.empty]"], False),
-        *((*wrong, sweep) for wrong in WRONG_AXES for sweep in (False, True)),
+        ("DROPOUT=0.1,7", ["DROPOUT: ", "7", "0.9", "[config.out-of-range]"], False),
+        ("LEARNING_RAT=1e-3", ["nearest: LEARNING_RATE", "[config.unknown-symbol]"], True),
     ],
 )
 def test_an_invalid_axis_is_one_error_and_writes_nothing(build, axes, values, sweep):

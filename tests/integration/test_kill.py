@@ -84,47 +84,6 @@ def evaluates(study: Path) -> bool:
     )
 
 
-@pytest.mark.long
-def test_random_kills_leave_the_bytes_of_an_uninterrupted_study(build, tmp_path, capsys):
-    """COUNT kills: a third while saving, a third in evaluations, the others anywhere."""
-    count = int(os.environ.get("COUNT") or 20)
-    folder = build(**{**INTERVALS, "MAX_ITERS": 24})
-    study = folder.path / "results/ratio"
-    began = time.monotonic()
-    assert start(folder, 2).wait() == 0
-    seconds = time.monotonic() - began
-    whole, chance = outcome(folder.path), random.Random(20)
-    assert len(whole) == 2 * len(DETERMINISTIC)
-
-    equal, reached = 0, {"writing": 0, "evaluating": 0, "elsewhere": 0}
-    # On a busy machine, a study may end before the moment.
-    while (number := sum(reached.values())) < count:
-        shutil.rmtree(folder.path / "results")
-        kind = ("writing", "evaluating", "elsewhere")[number % 3]
-        later = time.monotonic() + chance.uniform(0.3, 0.9) * seconds
-        # The first or a later one, so that kills hit different places.
-        rows = chance.randrange(40)
-
-        def moment() -> bool:
-            if kind == "elsewhere":
-                return time.monotonic() > later
-            done = sum(path.read_bytes().count(b"\n") for path in study.glob("*/metrics.jsonl"))
-            if done < rows:
-                return False
-            return (
-                any(study.glob("*/checkpoints/.tmp-*")) if kind == "writing" else evaluates(study)
-            )
-
-        if not kill_when(start(folder, 2), moment):
-            continue
-        reached[kind] += 1
-        assert start(folder, 2).wait() == 0
-        equal += outcome(folder.path) == whole
-    with capsys.disabled():
-        sys.stdout.write(f"killed and continued, the same bytes: {equal}/{count} {reached}\n")
-    assert equal == count
-
-
 def test_a_signal_to_every_process_saves_the_run_and_loses_no_sidecar(build) -> None:
     """As a batch system preempts a job."""
     folder = build(MAX_ITERS=100_000, LOADER_WORKERS=1, TELEMETRY_INTERVAL=1, LOG_INTERVAL=1)
@@ -233,60 +192,6 @@ def test_many_stops_leave_the_bytes_of_an_uninterrupted_run(build, capsys, ranks
     with capsys.disabled():
         sys.stdout.write(f"{ranks} ranks, same bytes: {equal}/{count} {dict(reached)}\n")
     assert equal == count
-
-
-@pytest.mark.long
-def test_four_makes_killed_and_stopped_at_random_train_each_run_once(build, tmp_path, capsys):
-    """COUNT kills, and as many stops until the lease of the stopped make was taken over."""
-    count, chance = int(os.environ.get("COUNT") or 20), random.Random(
-        int(os.environ.get("SEED") or 1)
-    )
-    folder = build(**{**INTERVALS, "MAX_ITERS": 60}, LEASE_SECONDS=2, JOBS=1)
-    study, steps = folder.path / "results/ratio", {"STEPS": "0-5"}
-    seconds = -time.monotonic()
-    assert folder.start("all", **steps).wait(600) == 0
-    seconds += time.monotonic()
-    whole = outcome(folder.path)
-    kills = stops = lost = rounds = 0
-    while kills < count or stops < count:
-        rounds += 1
-        (folder.path / "results").rename(tmp_path / f"results-{rounds}")
-        makes = [folder.start("all", **steps) for _ in range(4)]
-        ended = []
-        while any(make.poll() is None for make in makes):
-            time.sleep(chance.uniform(0.02, 0.1) * seconds)
-            active = [make for make in makes if make.poll() is None]
-            if not active or len(ended) >= 8:
-                continue
-            victim = chance.choice(active)
-            if len(ended) % 2:
-                victim.kill()
-                kills += 1
-                makes.append(folder.start("all", **steps))
-            else:
-                stopped = victim.processes()
-                signal_all(stopped, signal.SIGSTOP)
-                # Longer than the lease and the time that others need to notice.
-                time.sleep(4.5)
-                signal_all(stopped, signal.SIGCONT)
-                stops += 1
-            ended.append(victim)
-        codes = [make.wait() for make in makes]
-        lost += sum(make.stderr.count("taken over by") for make in makes)
-        assert {code for code in codes if code >= 0} == {0}, [make.stderr for make in makes]
-        assert outcome(folder.path) == whole
-        assert len(list(study.glob("*-s1-*"))) == 6
-        for run in study.glob("*-s1-*"):
-            attempts = json.loads((run / "manifest.json").read_text())["volatile"]["attempts"]
-            assert [a["state"] for a in attempts].count("SUCCESS") == 1
-        with capsys.disabled():
-            sys.stdout.write(f"{kills} killed, {stops} stopped, {lost} leases lost, same bytes\n")
-    with capsys.disabled():
-        sys.stdout.write(
-            f"four makes, {rounds} studies of {len(whole) // 3} runs: {kills} killed, {stops} stopped "
-            f"and continued, {lost} leases lost; the same bytes in all\n"
-        )
-    assert lost > 0
 
 
 def signal_all(processes: list[int], number: int) -> None:

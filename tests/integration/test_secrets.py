@@ -30,76 +30,50 @@ def forms(secret: str) -> list[bytes]:
     return [secret.encode(), base64.b64encode(f"api:{secret}".encode())]
 
 
-def test_no_file_and_no_word_has_a_secret(build):
-    trackers = ("TRACKER_WANDB", "TRACKER_TRACKIO", "TRACKER_TENSORBOARD")
-    folder = build(**dict.fromkeys(trackers, True), TELEMETRY_INTERVAL=10)
-    with serving() as server:
-        code, stdout, stderr = folder.command(
-            "all",
-            STEPS="0",
-            V="1",
-            ALLOW_DIRTY="y",
-            WANDB_BASE_URL=server.url.replace("//", f"//me:{PASSWORD}@"),
-            **SECRETS,
-        )
-    assert code == 0, stderr
-    assert "WARN" not in stderr
-    # The trackers were active, and the key was used.
-    assert [run.finished for run in server.runs.values()] == [True]
-    files = [path for path in folder.path.rglob("*") if path.is_file()]
+def leaks(folder, secrets, **texts):
+    """Return where a secret is, in files other than the configuration, which is the user's."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    files = [path for path in files if not path.name.startswith((".config", "config.py"))]
     names = {path.name for path in files}
-    assert {"manifest.json", "facts.json", "packages.txt", "kablate-ratio.db", "logs.txt"} <= names
+    assert {"manifest.json", "facts.json", "packages.txt", "logs.txt", "report.html"} <= names
     assert any(name.startswith("events.out") for name in names)
-    assert any(name.endswith(".wandb") for name in names)
-    contents = {str(path): path.read_bytes() for path in files}
-    contents |= {"stdout": stdout.encode(), "stderr": stderr.encode()}
-    contents["data sent to the server"] = b"\n".join(server.received)
-    leaks = [
+    assert any(name.endswith((".wandb", ".db")) for name in names)
+    contents = {str(path): path.read_bytes() for path in files} | texts
+    return [
         (name, where)
-        for name, secret in (*SECRETS.items(), ("the password", PASSWORD))
+        for name, secret in secrets.items()
         for where, content in contents.items()
         if any(form in content for form in forms(secret))
     ]
-    assert leaks == []
 
 
-def test_commands_and_options_of_the_scheduler_are_not_recorded(build):
-    tokens = {
+def test_no_file_and_no_word_has_a_secret(build):
+    private = {
         name: f"{name.lower().replace('_', '')}5ec7e7{'0123456789' * 3}"
         for name in (
             *("ON_DONE_CMD", "ON_FAIL_CMD", "ON_STUDY_DONE_CMD"),
             *("SLURM_SETUP", "SLURM_OPTIONS"),
         )
     }
-    values = {name: f"true {token}" for name, token in tokens.items()}
-    values["SLURM_OPTIONS"] = f"--comment={tokens['SLURM_OPTIONS']}"
-    on_top = f"ON_FAIL_CMD='{values['ON_FAIL_CMD']}'"
+    values = {name: f"true {token}" for name, token in private.items()}
+    values["SLURM_OPTIONS"] = f"--comment={private['SLURM_OPTIONS']}"
+    on_top = ("--set", f"ON_FAIL_CMD='{values['ON_FAIL_CMD']}'")
     trackers = ("TRACKER_WANDB", "TRACKER_TRACKIO", "TRACKER_TENSORBOARD")
     in_file = {name: value for name, value in values.items() if name != "ON_FAIL_CMD"}
-    folder = build(**SINGLE, **dict.fromkeys(trackers, True), **in_file)
+    folder = build(**SINGLE, **dict.fromkeys(trackers, True), **in_file, TELEMETRY_INTERVAL=10)
     with serving() as server:
-        variables = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": SECRETS["WANDB_API_KEY"]}
-        code, stdout, stderr = folder.command(
-            *("all", "--set", on_top), ALLOW_DIRTY="y", V="1", **variables
-        )
+        url = server.url.replace("//", f"//me:{PASSWORD}@")
+        variables = {"ALLOW_DIRTY": "y", "V": "1", "WANDB_BASE_URL": url, **SECRETS}
+        code, stdout, stderr = folder.command("all", *on_top, **variables)
         assert code == 0, stderr
         for script in ("report", "plan", "status", "ls", "verify-results"):
-            folder.command(script, "--set", on_top, **variables)
+            folder.command(script, *on_top, **variables)
+    assert "WARN" not in stderr
+    # The trackers were active, and the key was used.
     assert [run.finished for run in server.runs.values()] == [True]
-    # The files of the configuration itself are the user's.
-    files = [path for path in folder.path.rglob("*") if path.is_file()]
-    files = [path for path in files if not path.name.startswith((".config", "config.py"))]
-    assert {"report.html", "facts.json", "manifest.json"} <= {path.name for path in files}
-    contents = {str(path): path.read_bytes() for path in files}
-    contents |= {"stdout": stdout.encode(), "stderr": stderr.encode()}
-    contents["data sent to the server"] = b"\n".join(server.received)
-    leaks = [
-        (name, where)
-        for name, token in tokens.items()
-        for where, content in contents.items()
-        if any(form in content for form in forms(token))
-    ]
-    assert leaks == []
+    secrets = {**SECRETS, "the password": PASSWORD, **private}
+    texts = {"stdout": stdout.encode(), "stderr": stderr.encode()}
+    assert leaks(folder.path, secrets, **texts, server=b"\n".join(server.received)) == []
     (path,) = folder.path.glob("results/*/*/resolved_config.yaml")
     record = json.loads(path.read_text())
     assert {record["symbols"][name] for name in values} == {""}

@@ -1,10 +1,7 @@
 """Studies in which nothing differs claim nothing: trained models, from initial weights to words."""
 
-from collections.abc import Callable
-
 import pytest
 
-from gpt2.config import Config
 from lib.report.study import read_study
 from lib.runs.run import Run, RunVariant
 from tests.lib.report.documents import document_of
@@ -23,7 +20,7 @@ PLAIN = {
 
 
 @pytest.mark.long
-def test_three_renamed_baselines_over_three_seeds(configure: Callable[..., Config], train) -> None:
+def test_three_renamed_baselines_over_three_seeds(configure, train):
     """The arms differ in INIT_STREAM only; each study has its own seeds."""
     claims = []
     for study in range(STUDIES):

@@ -1,14 +1,11 @@
 """Runs of one configuration with different attention backends."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 
-from gpt2.config import Config
 from lib.config.field import SymbolValue
 
-Configure = Callable[..., Config]
 PARTS: dict[str, SymbolValue] = {
     "DROPOUT": "0.0",
     "RECIPROCAL": True,
@@ -23,7 +20,7 @@ PARTS: dict[str, SymbolValue] = {
 
 
 @pytest.mark.slow
-def test_backends_train_equally_and_are_named(configure: Configure, train: Callable) -> None:
+def test_backends_train_equally_and_are_named(configure, train):
     losses, hashes = [], set()
     for backend in ("ROWS", "MATH"):
         config = configure(**PARTS, **{f"ATTENTION_BACKEND_{backend}": True})

@@ -2,21 +2,15 @@
 
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from gpt2.config import Config
 from gpt2.data.prepare import prepare_dataset
 from gpt2.training.resume import run_fingerprint
 from lib.errors import RunError
-from lib.files import canonical_json
 from lib.runs.checkpoint import read_checkpoint, save_checkpoint
 from lib.runs.run_dir import RunDir
-
-Configure = Callable[..., Config]
 
 
 def brought_elsewhere(run: RunDir) -> RunDir:
@@ -36,9 +30,7 @@ def brought_elsewhere(run: RunDir) -> RunDir:
         ({"SEED": 7}, "config.seed (was 1, is 7)"),
     ],
 )
-def test_another_configuration_is_rejected_by_name(
-    configure: Configure, train: Callable, stopped_at: Callable, changes: dict, named: str
-) -> None:
+def test_another_configuration_is_rejected_by_name(configure, train, stopped_at, changes, named):
     elsewhere = brought_elsewhere(stopped_at(5).files)
     before = elsewhere.metrics.read_bytes()
     for allow_stale in (False, True):
@@ -49,9 +41,7 @@ def test_another_configuration_is_rejected_by_name(
     assert elsewhere.metrics.read_bytes() == before
 
 
-def test_edited_text_is_rejected(
-    configure: Configure, train: Callable, stopped_at: Callable, build_dir: Path
-) -> None:
+def test_edited_text_is_rejected(configure, train, stopped_at, build_dir):
     """Neither configuration nor run directory contains the text."""
     stopped = stopped_at(5)
     added = build_dir / "texts" / "added.txt"
@@ -66,7 +56,7 @@ def test_edited_text_is_rejected(
     assert train(configure()).status.iteration == 12 and stopped.status.iteration == 5
 
 
-def test_another_tokenizer_is_rejected(configure: Configure, train: Callable) -> None:
+def test_another_tokenizer_is_rejected(configure, train):
     record = run_fingerprint
 
     def other(session: object) -> dict:
@@ -81,9 +71,7 @@ def test_another_tokenizer_is_rejected(configure: Configure, train: Callable) ->
     assert refusal.value.codes == ["checkpoint.mismatch"]
 
 
-def test_another_division_of_the_batch_resumes_and_is_recorded(
-    configure: Configure, train: Callable, stopped_at: Callable
-) -> None:
+def test_another_division_of_the_batch_resumes_and_is_recorded(configure, train, stopped_at):
     begun = stopped_at(5).files
     fallback = {
         "action": "micro-batch",
@@ -105,12 +93,3 @@ def test_another_division_of_the_batch_resumes_and_is_recorded(
     # The micro-batch of the first division does not fit the second.
     assert earlier["oom_fallbacks"] == [fallback] and manifest["oom_fallbacks"] == []
     assert manifest["batch"]["micro_batch"] == 4
-
-
-def test_the_fingerprint_is_plain_json_of_the_configuration(
-    session: Callable,
-) -> None:
-    opened = session()
-    said = run_fingerprint(opened)
-    assert said["config"] == opened.config.identity()
-    assert canonical_json(said)

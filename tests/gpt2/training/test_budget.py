@@ -5,14 +5,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from gpt2.config import Config
 from gpt2.training.budget import TrainingBudget, TrainingClock
 from gpt2.training.loop import optimizer_step
 from lib.runs.run_dir import State
-
-Configure = Callable[..., Config]
 
 
 class Clock:
@@ -25,14 +20,14 @@ class Clock:
         return self.now
 
 
-def test_tokens_are_rounded_up_to_whole_iterations(configure: Configure) -> None:
+def test_tokens_are_rounded_up_to_whole_iterations(configure):
     changes = {"BUDGET_TOKENS": True, "MAX_ITERS": None}
     assert TrainingBudget(configure(MAX_TOKENS=640, **changes)).iterations == 10
     assert TrainingBudget(configure(MAX_TOKENS=641, **changes)).iterations == 11
     assert TrainingBudget(configure(MAX_TOKENS=1, **changes)).iterations == 1
 
 
-def test_a_budget_of_flops_gives_costly_models_fewer_iterations(configure: Configure) -> None:
+def test_a_budget_of_flops_gives_costly_models_fewer_iterations(configure):
     changes = {"BUDGET_FLOPS": True, "MAX_ITERS": None}
     base = configure(**changes)
     # 64 tokens per iteration.
@@ -46,19 +41,19 @@ def test_a_budget_of_flops_gives_costly_models_fewer_iterations(configure: Confi
     assert TrainingBudget(wide).iterations < 11
 
 
-def test_the_budget_of_flops_is_part_of_the_identity_if_it_applies(configure: Configure) -> None:
+def test_the_budget_of_flops_is_part_of_the_identity_if_it_applies(configure):
     assert "max_flops" not in configure().identity()["train"]
     changes = {"BUDGET_FLOPS": True, "MAX_ITERS": None}
     assert configure(**changes, MAX_FLOPS="1e9").identity()["train"]["max_flops"] == 1e9
 
 
-def test_progress_of_iterations_ignores_the_clock(configure: Configure) -> None:
+def test_progress_of_iterations_ignores_the_clock(configure):
     found = TrainingBudget(configure())
     assert [found.progress(i, 1e9) for i in (0, 3, 12)] == [0.0, 0.25, 1.0]
     assert found.warmup_progress == 2 / 12
 
 
-def test_a_token_budget_trains_that_many_tokens(configure: Configure, train: Callable) -> None:
+def test_a_token_budget_trains_that_many_tokens(configure, train):
     # The warm-up of five steps ends with the run, of which a note warns.
     changes = {"BUDGET_TOKENS": True, "MAX_ITERS": None, "WARMUP_STEPS": 5}
     done = train(configure(**changes, MAX_TOKENS=300))
@@ -67,7 +62,7 @@ def test_a_token_budget_trains_that_many_tokens(configure: Configure, train: Cal
     assert done.summary()["final"]["tokens"] == 320
 
 
-def test_the_stopwatch_counts_only_inside() -> None:
+def test_the_stopwatch_counts_only_inside():
     clock = Clock()
     watch = TrainingClock(clock)
     with watch:
@@ -81,9 +76,7 @@ def test_the_stopwatch_counts_only_inside() -> None:
     assert watch.seconds == 11
 
 
-def test_a_time_budget_counts_training_only_and_survives_a_resume(
-    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_time_budget_counts_training_only_and_survives_a_resume(configure, train, monkeypatch):
     """A step takes 7 s of 60; evaluation and saving take an hour each and do not count."""
     clock = Clock()
 

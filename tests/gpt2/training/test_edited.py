@@ -8,8 +8,8 @@ from lib.files import sha256_file
 
 
 def test_an_edit_during_the_run_is_flagged_and_the_first_digests_stay(
-    configure: Any, train: Any, tmp_path: Any, monkeypatch: Any
-) -> None:
+    configure, train, tmp_path, monkeypatch
+):
     code = tmp_path / "module.py"
     code.write_text("x = 1\n")
     before = {str(code): sha256_file(code)}

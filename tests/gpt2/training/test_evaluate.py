@@ -1,23 +1,17 @@
 """Evaluation: equality with a plain recomputation, and no side effects."""
 
-import math
 from collections import defaultdict
-from collections.abc import Callable
 
 import pytest
 import torch
 
 from gpt2.data.evaluation_windows import evaluation_windows
-from gpt2.evaluate import DocumentLoss, EvaluationResult
 from gpt2.loss import TokenScores
 from gpt2.training.rng import rng_state
-from gpt2.training.state import TrainingSession
 from lib.runs.documents import expected_calibration_error
 
-Open = Callable[..., TrainingSession]
 
-
-def test_documents_agree_with_a_plain_loop(session: Open) -> None:
+def test_documents_agree_with_a_plain_loop(session):
     opened = session()
     found = opened.evaluate(opened.model)
     split, model = opened.dataset.val, opened.model.eval()
@@ -44,7 +38,7 @@ def test_documents_agree_with_a_plain_loop(session: Open) -> None:
     )
 
 
-def test_the_calibration_error_agrees_with_a_plain_loop(session: Open) -> None:
+def test_the_calibration_error_agrees_with_a_plain_loop(session):
     """Over |acc - conf| of 15 bins; sure answers, some of them wrong, fill the upper bins too."""
     opened = session()
     with torch.no_grad():
@@ -67,15 +61,7 @@ def test_the_calibration_error_agrees_with_a_plain_loop(session: Open) -> None:
     assert calibration["n_correct"] == [sum(hit for _, hit in bins[m]) for m in range(15)]
 
 
-def test_the_loss_is_weighted_by_tokens() -> None:
-    short, long = DocumentLoss(0, 1, 1, 5.0), DocumentLoss(1, 9, 4, 9.0)
-    assert EvaluationResult((short, long)).loss == 14 / 10
-    assert EvaluationResult((short, long)).accuracy == 0.5
-
-
-def test_evaluation_restores_generators_and_mode(
-    session: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluation_restores_generators_and_mode(session, monkeypatch):
     opened = session()
     measure = opened.model.token_losses
 
@@ -93,15 +79,7 @@ def test_evaluation_restores_generators_and_mode(
     assert all(p.grad is None for p in opened.model.parameters())
 
 
-def test_two_evaluations_are_equal(session: Open) -> None:
-    opened = session(DROPOUT="0.5")
-    first = opened.evaluate(opened.model)
-    torch.rand(7)
-    assert opened.evaluate(opened.model) == first
-    assert math.isfinite(first.loss)
-
-
-def test_a_stop_ends_evaluation_between_batches(session: Open) -> None:
+def test_a_stop_ends_evaluation_between_batches(session):
     opened = session()
     asked = iter([False, False, True])
     assert opened.evaluate(opened.model, lambda: next(asked)) is None

@@ -60,7 +60,7 @@ def verdict(configure: Configure) -> Callable[..., Any]:
     return give
 
 
-def test_a_healthy_start_passes(verdict: Callable) -> None:
+def test_a_healthy_start_passes(verdict):
     found = verdict(gate_entropy=1.0, gate_max=0.4)
     assert not failed_criteria(found) and list(found) == [
         *("loss", "stability", "gradients", "gates", "speed", "memory")
@@ -93,7 +93,7 @@ def test_a_healthy_start_passes(verdict: Callable) -> None:
         ({"speeds": [100.0] * 9, "mebibytes": [1.0] * 5 + [2.0] * 4}, "memory"),
     ],
 )
-def test_each_criterion_fails_alone(verdict: Callable, given: dict, wrong: str) -> None:
+def test_each_criterion_fails_alone(verdict, given, wrong):
     found = verdict(**given)
     assert failed_criteria(found) == [name for name in found if not found[name][0]] == [wrong]
     shown = criteria_text(20, found)
@@ -102,7 +102,7 @@ def test_each_criterion_fails_alone(verdict: Callable, given: dict, wrong: str) 
 
 
 @pytest.mark.parametrize("last", [126.0, 74.0])
-def test_a_speed_that_other_programs_change_is_a_note(verdict: Callable, last: float) -> None:
+def test_a_speed_that_other_programs_change_is_a_note(verdict, last):
     found = verdict(speeds=[*STEADY[:6], last])
     assert not failed_criteria(found) and not found["speed"][0]
     shown = criteria_text(20, found)
@@ -120,14 +120,12 @@ def test_a_speed_that_other_programs_change_is_a_note(verdict: Callable, last: f
         ([*[3.0] * 19, math.nan], False),
     ],
 )
-def test_trained_weights_may_start_at_a_lower_loss(
-    verdict: Callable, losses: list[float], passed: bool
-) -> None:
+def test_trained_weights_may_start_at_a_lower_loss(verdict, losses, passed):
     assert verdict(losses, init="run:base")["loss"][0] is passed
     assert not verdict(losses)["loss"][0]
 
 
-def test_criteria_without_data_are_absent(verdict: Callable) -> None:
+def test_criteria_without_data_are_absent(verdict):
     assert list(verdict(speeds=STEADY[:6])) == ["loss", "stability", "gradients"]
     # Later steps are ignored.
     later = verdict([*GOOD, 9.0], [*NORMS, 0.0], [*STEADY, 100.0, 100.0, 100.0, 9.0])
@@ -135,7 +133,7 @@ def test_criteria_without_data_are_absent(verdict: Callable) -> None:
     assert failed_criteria(later) == failed_criteria(jump) == []
 
 
-def test_the_result_is_logged_once_and_stored(configure: Configure, train: Callable) -> None:
+def test_the_result_is_logged_once_and_stored(configure, train):
     done = train(configure(FIRST_STEPS=8))
     lines = done.files.logs.read_text().splitlines()
     (at,) = (i for i, line in enumerate(lines) if "first 8 it" in line)
@@ -151,9 +149,7 @@ def test_the_result_is_logged_once_and_stored(configure: Configure, train: Calla
 
 
 @pytest.mark.parametrize("stop_at", [6, 8, 9])
-def test_the_result_is_logged_once_by_an_interrupted_run(
-    configure: Configure, train: Callable, stop_at: int
-) -> None:
+def test_the_result_is_logged_once_by_an_interrupted_run(configure, train, stop_at):
     train(configure(FIRST_STEPS=8), stop_at=stop_at)
     done = train(configure(FIRST_STEPS=8))
     assert done.files.logs.read_text().count("first 8 it") == 1
@@ -169,9 +165,7 @@ def test_the_result_is_logged_once_by_an_interrupted_run(
         (("loss", "stability"), ("line", "WARN")),
     ],
 )
-def test_unstable_steps_are_not_shown_twice(
-    failed: tuple[str, ...], written: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unstable_steps_are_not_shown_twice(failed, written, monkeypatch):
     criteria = {name: (name not in failed, name) for name in ("loss", "stability", "speed")}
     monkeypatch.setattr(first_steps, "first_steps", lambda session: 8)
     monkeypatch.setattr(first_steps, "check_first_steps", lambda session: criteria)

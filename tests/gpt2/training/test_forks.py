@@ -89,13 +89,6 @@ def test_a_damaged_checkpoint_is_refused(parent, session):
     assert caught.value.codes == ["checkpoint.damaged"]
 
 
-@pytest.mark.parametrize("value", ["run:a@", "run:a@-1", "run:a@x", "hf:a@4"])
-def test_an_iteration_is_a_whole_number_of_a_run(configure, value):
-    with pytest.raises(ConfigError) as caught:
-        configure(INIT_FROM=value)
-    assert caught.value.codes == ["config.invalid-value"]
-
-
 def test_an_interrupted_fork_ends_with_the_bytes_of_an_uninterrupted_one(parent, train, configure):
     config = configure(INIT_FROM=f"run:{parent.path.absolute()}@4", MAX_ITERS=6)
     whole = train(config, "whole").core()

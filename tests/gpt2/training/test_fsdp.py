@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,8 @@ from lib.env.sharded import local
 from lib.errors import ConfigError
 from lib.runs.checkpoint import Checkpoint, load_latest_checkpoint
 from lib.runs.run_dir import RunDir, State, read_status
-from tests.gpt2.training.conftest import SPARSE, SPLITS, Trained, Trainer, losses
+from tests.gpt2.training.conftest import SPARSE, SPLITS, Trained, losses
 
-Configure = Callable[..., Config]
 Changes = dict[str, SymbolValue | None]
 FSDP: Changes = {"DATA_PARALLEL_FSDP": True}
 _OTHER_OPTIMIZER: Changes = {"OPTIMIZER_ADAMWSPAM": None}
@@ -120,9 +118,7 @@ def require_equal(by_rank: list[Any], tolerances: dict[str, float]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_steps_are_those_of_ddp(
-    configure: Configure, build_dir: Path, ranks: Callable, size: int
-) -> None:
+def test_steps_are_those_of_ddp(configure, build_dir, ranks, size):
     def body(rank: int) -> dict[str, Any]:
         group = ProcessGroup.join(current_process())
         return {
@@ -137,7 +133,7 @@ def test_steps_are_those_of_ddp(
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_bytes(configure: Configure, together: Callable) -> None:
+def test_a_killed_run_resumes_to_the_same_bytes(configure, together):
     """With dropout, evaluations, statistics, pruning and a sample."""
     config = configure(**SPLITS[2], **FSDP, STATISTICS_INTERVAL=3, MAX_ITERS=6)
     whole, ended = together(config, "whole")
@@ -168,9 +164,7 @@ def moved(begun: Trained, name: str) -> str:
 
 
 @pytest.mark.slow
-def test_checkpoints_are_those_of_ddp_and_resume_on_other_numbers_of_processes(
-    configure: Configure, together: Callable
-) -> None:
+def test_checkpoints_are_those_of_ddp_and_resume_on_other_numbers_of_processes(configure, together):
     def split(size: int, fsdp: bool) -> Config:
         return configure(**BARE, **SPLITS[size], **FSDP if fsdp else {})
 
@@ -200,9 +194,7 @@ def test_checkpoints_are_those_of_ddp_and_resume_on_other_numbers_of_processes(
 
 
 @pytest.mark.slow
-def test_a_non_finite_loss_on_one_rank_is_located(
-    configure: Configure, train: Trainer, ranks: Callable
-) -> None:
+def test_a_non_finite_loss_on_one_rank_is_located(configure, train, ranks):
     config = configure(**SPLITS[2], **FSDP, CHECK_NUMERICS=True)
 
     def body(rank: int) -> str:
@@ -231,15 +223,7 @@ def test_a_non_finite_loss_on_one_rank_is_located(
         ({"DEVICE_CPU": None, "PRECISION_FP16": True}, "config.conflict"),
     ],
 )
-def test_settings_that_sharding_does_not_support_are_refused(
-    configure: Configure, changes: Changes, code: str
-) -> None:
+def test_settings_that_sharding_does_not_support_are_refused(configure, changes, code):
     with pytest.raises(ConfigError) as refusal:
         configure(**SPLITS[2] | FSDP | changes)
     assert code in refusal.value.codes
-
-
-def test_ddp_leaves_the_identity_of_existing_runs(configure: Configure) -> None:
-    ddp, fsdp = (configure(**SPLITS[2] | mode) for mode in ({}, FSDP))
-    assert "data_parallel" not in ddp.identity()["machine"]
-    assert fsdp.hash8 != ddp.hash8 and fsdp.function() == ddp.function()

@@ -1,20 +1,15 @@
 """Text samples."""
 
-from collections.abc import Callable
 from itertools import islice
 
-import pytest
 import torch
 from torch import Tensor
 
 from gpt2 import generate as module
 from gpt2.generate import SamplingOptions, generate
-from gpt2.training.results import generate_sample
 from gpt2.training.rng import rng_state
 from gpt2.training.state import TrainingSession
-from lib.config.field import SymbolValue
 
-Open = Callable[..., TrainingSession]
 PROMPT = [1, 2, 3]
 
 
@@ -41,7 +36,7 @@ def last_logits(opened: TrainingSession, ids: list[int]) -> Tensor:
         return opened.model(torch.tensor([ids[-16:]]))[0, -1]
 
 
-def test_tokens_follow_the_models_own_distribution(session: Open) -> None:
+def test_tokens_follow_the_models_own_distribution(session):
     """Samples are drawn from the softmax of the last logits; the context is the last 16 tokens."""
     opened = distinct(session())
     found = write(opened, 24)
@@ -53,7 +48,7 @@ def test_tokens_follow_the_models_own_distribution(session: Open) -> None:
     assert len(found) == 24 and max(found) < 257
 
 
-def test_the_most_likely_token_each_time(session: Open) -> None:
+def test_the_most_likely_token_each_time(session):
     opened = distinct(session())
     found, ids = write(opened, 24, temperature=0.0), list(PROMPT)
     for token in found:
@@ -62,9 +57,7 @@ def test_the_most_likely_token_each_time(session: Open) -> None:
     assert found == write(opened, 24, seed=6, top_k=1) and len(set(found)) > 2
 
 
-def test_a_token_costs_one_pass_of_one_token(
-    session: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_costs_one_pass_of_one_token(session, monkeypatch):
     """A long prompt is processed in chunks; a full context is processed again for each token."""
     opened = session()
     lengths: list[int] = []
@@ -80,7 +73,7 @@ def test_a_token_costs_one_pass_of_one_token(
     assert lengths == [10, 3, 1, 1, 1, 10, 6, 10, 6]
 
 
-def test_the_seed_determines_the_text_without_side_effects(session: Open) -> None:
+def test_the_seed_determines_the_text_without_side_effects(session):
     opened = session()
     before = rng_state(opened.device)["torch"]
     first = write(opened, 8)
@@ -88,12 +81,3 @@ def test_the_seed_determines_the_text_without_side_effects(session: Open) -> Non
     assert write(opened, 8, seed=6) != first
     assert torch.equal(rng_state(opened.device)["torch"], before)
     assert opened.model.training and torch.is_grad_enabled()
-
-
-def test_the_sample_starts_with_the_prompt(session: Open) -> None:
-    def sample(**changes: SymbolValue) -> str:
-        opened = session(**changes)
-        return generate_sample(opened, opened.model)
-
-    assert sample(SAMPLE_PROMPT="apples and").startswith("apples and")
-    assert len(sample(SAMPLE_PROMPT="", SAMPLE_TOKENS=5)) <= 6

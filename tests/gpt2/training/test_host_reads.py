@@ -1,6 +1,5 @@
 """Between log lines, the host reads nothing from the device: a read would stall a GPU."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -81,14 +80,12 @@ CASES: dict[str, dict[str, SymbolValue | None]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_steps_read_nothing_from_the_device(
-    session: Callable[..., TrainingSession], case: str
-) -> None:
+def test_steps_read_nothing_from_the_device(session, case):
     changes = {"LOG_INTERVAL": 100, "PRUNING_FREQUENCY": 100, "CHECK_NUMERICS": False}
     assert reads(session(**changes, **CASES[case])) == []
 
 
-def test_a_read_is_noticed(session: Callable[..., TrainingSession]) -> None:
+def test_a_read_is_noticed(session):
     # A log line reads the losses, and the check of finiteness reads loss and gradient norm.
     assert reads(session(LOG_INTERVAL=1, PRUNING_FREQUENCY=100))
     assert reads(

@@ -3,20 +3,18 @@
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from gpt2.config import Config
 from gpt2.training.loop import optimizer_step
 from lib.files import sha256_file
 from lib.runs.run_dir import State
 from lib.tracking import sidecar
 from tests.loopback.wandb_server import WandbServer, serving
 
-Configure = Callable[..., Config]
 ITERATIONS = [*range(1, 13)]
 
 
@@ -38,13 +36,7 @@ def the_warning(done: Any) -> str:
     return line
 
 
-def test_a_server_shut_down_during_the_run(
-    configure: Configure,
-    train: Callable,
-    uninterrupted: dict[str, Any],
-    online: tuple[WandbServer, ExitStack],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_server_shut_down_during_the_run(configure, train, uninterrupted, online, monkeypatch):
     server, up = online
     steps = iter(range(len(ITERATIONS)))
 

@@ -8,19 +8,17 @@ import torch
 from gpt2.training.nonfinite import (
     COLUMNS,
     MAX_ROWS_SHOWN,
-    NumericsError,
     bad_modules,
     find_nonfinite,
     format_table,
     json_number,
 )
 from lib.env.options import NumericsOptions
-from lib.errors import Problem, RunError
 
 LONG = "h.11.attn.gates.ra_cross_token.a_name_that_goes_on_and_on_without_an_end.weight"
 
 
-def test_counts_are_exact_and_good_tensors_are_left_out() -> None:
+def test_counts_are_exact_and_good_tensors_are_left_out():
     bad = torch.zeros(3, 4, dtype=torch.float64)
     bad[1, 2], bad[1, 3], bad[2, 0], bad[2, 3] = math.nan, math.inf, -math.inf, math.nan
     (row,) = find_nonfinite({"good": torch.ones(2), "none": None, LONG: bad}, "gradient")
@@ -30,7 +28,7 @@ def test_counts_are_exact_and_good_tensors_are_left_out() -> None:
     assert row == {**where, "device": "cpu", **counts, "first_bad_index": 6}
 
 
-def test_a_table_has_its_columns_and_whole_names() -> None:
+def test_a_table_has_its_columns_and_whole_names():
     tensor = torch.tensor([math.nan, 1.0])
     rows = find_nonfinite({LONG: tensor, "b": -tensor}, "weight")
     head, first, second = format_table(rows)
@@ -42,20 +40,14 @@ def test_a_table_has_its_columns_and_whole_names() -> None:
     assert format_table(many)[-1] == "and 3 more" and len(format_table(many)) == MAX_ROWS_SHOWN + 2
 
 
-def test_the_error_is_a_floating_point_error_and_a_users() -> None:
-    error = NumericsError(Problem("loss is NaN", code="numerics.non-finite"), {})
-    assert isinstance(error, FloatingPointError) and isinstance(error, RunError)
-    assert error.exit_code == 1 and error.codes == ["numerics.non-finite"]
-
-
 @pytest.mark.parametrize(
     ("value", "word"), [(math.nan, "NaN"), (math.inf, "infinity"), (-math.inf, "-infinity")]
 )
-def test_json_has_words_for_what_it_has_no_number_for(value: float, word: str) -> None:
+def test_json_has_words_for_what_it_has_no_number_for(value, word):
     assert json_number(value) == word and json_number(0.1) == 0.1
 
 
-def test_the_first_bad_module_is_the_innermost() -> None:
+def test_the_first_bad_module_is_the_innermost():
     class Spoils(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.abs() / 0.0
@@ -76,7 +68,7 @@ def test_the_first_bad_module_is_the_innermost() -> None:
     assert names == []
 
 
-def test_which_iterations_are_looked_at() -> None:
+def test_which_iterations_are_looked_at():
     assert [i for i in range(1, 8) if NumericsOptions(True, 3, False).due(i)] == [3, 6]
     assert not NumericsOptions(False, 1, True).due(1)
     assert NumericsOptions(True, 1, True).debug_flags == ["check_numerics", "detect_anomaly"]

@@ -1,7 +1,6 @@
 """Observed settings of a run, and the error of a strict profile if they deviate."""
 
 import json
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 from torch.nn import functional as F
 
 from gpt2.attention.sdpa_kernels import observed_sdpa_kernel, selected_sdpa_kernel
-from gpt2.config import Config
 from gpt2.training.loop import open_session
 from gpt2.training.manifest import (
     attention_kernel,
@@ -20,7 +18,6 @@ from gpt2.training.state import TrainingSession
 from lib.env.observe import deviations, require_no_deviations
 from lib.errors import PreflightError
 
-Configure = Callable[..., Config]
 FAST = {"RUN_PROFILE_MAXOUT_SPEED": True}
 MIXED = {"ATTENTION_BACKEND_MATH": True, "MLP_CROSS_TOKEN": True}
 
@@ -29,12 +26,12 @@ def observed(session: TrainingSession) -> dict[str, Any]:
     return {name: state["observed"] for name, state in observed_settings(session).items()}
 
 
-def test_observed_settings_equal_resolved_settings(session: Callable[..., TrainingSession]) -> None:
+def test_observed_settings_equal_resolved_settings(session):
     for changes in ({}, FAST, MIXED, {"DROPOUT": "0.0"}, {"LOADER_WORKERS": 1}):
         assert deviations(observed_settings(session(**changes))) == [], changes
 
 
-def test_attention_is_recorded_by_form_and_shape(session: Callable[..., TrainingSession]) -> None:
+def test_attention_is_recorded_by_form_and_shape(session):
     rows = observed(session())
     assert (rows["attention_impl"], rows["sdpa_backend_selected"]) == ("rows", {})
     # With dropout to train and without it to evaluate, two shapes.
@@ -51,8 +48,8 @@ def test_attention_is_recorded_by_form_and_shape(session: Callable[..., Training
 
 @pytest.mark.parametrize(("window", "masked"), [(512, True), (4096, False)])
 def test_a_cpu_shows_its_kernel_on_a_piece_of_a_long_sequence(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, window: int, masked: bool
-) -> None:
+    configure, monkeypatch, window, masked
+):
     asked: list[tuple[int, bool]] = []
     real = F.scaled_dot_product_attention
 
@@ -70,9 +67,7 @@ def test_a_cpu_shows_its_kernel_on_a_piece_of_a_long_sequence(
     assert asked == [(128, masked)] * 2
 
 
-def test_the_backend_of_sparse_attention_is_recorded(
-    session: Callable[..., TrainingSession],
-) -> None:
+def test_the_backend_of_sparse_attention_is_recorded(session):
     sizes = {"NSA_COMPRESS_BLOCK": 4, "NSA_COMPRESS_STRIDE": 2, "NSA_SELECT_BLOCK": 4}
     named = {"DROPOUT": "0.0", "ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 1}
     sparse = {"ATTENTION_PATTERN_NSA": True, **named, **sizes}
@@ -82,9 +77,7 @@ def test_the_backend_of_sparse_attention_is_recorded(
     assert observed(session())["nsa_backend"] == "none"
 
 
-def test_another_kernel_than_the_pinned_one_is_a_deviation(
-    session: Callable[..., TrainingSession], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_kernel_than_the_pinned_one_is_a_deviation(session, monkeypatch):
     """The pinned kernel is not the one that runs."""
     pinned = session(ATTENTION_BACKEND_MATH=True, DROPOUT="0.0")
     assert attention_kernel(pinned) == "sdpa math"
@@ -102,16 +95,14 @@ def test_another_kernel_than_the_pinned_one_is_a_deviation(
         require_no_deviations(observed_settings(pinned))
 
 
-def test_observing_the_kernel_does_not_use_generators(
-    session: Callable[..., TrainingSession],
-) -> None:
+def test_observing_the_kernel_does_not_use_generators(session):
     opened = session(**FAST)
     before = torch.get_rng_state()
     assert observed(opened)["sdpa_backend_selected"]["2x16x8, dropout 0.2"] == "math"
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_settings_of_built_components_are_observed(session: Callable[..., TrainingSession]) -> None:
+def test_settings_of_built_components_are_observed(session):
     opened = session(GRAD_CHECKPOINTING=True, LOADER_WORKERS=2, PREFETCH_FACTOR=3)
     found = observed_settings(opened)
     assert found["gradient_checkpointing_enabled"]["observed"]
@@ -124,9 +115,7 @@ def test_settings_of_built_components_are_observed(session: Callable[..., Traini
 
 
 @pytest.mark.slow
-def test_a_compiled_model_is_observed(
-    configure: Configure, session: Callable[..., TrainingSession], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_model_is_observed(configure, session, monkeypatch):
     """The compiled model is not run, because compilation takes minutes."""
     compiled = session(COMPILE=True)
     found = observed(compiled)
@@ -139,9 +128,7 @@ def test_a_compiled_model_is_observed(
     assert plain["torch_compile_enabled"] is False and plain["torch_compile_backend"] is None
 
 
-def test_a_strict_run_with_a_deviation_fails_before_its_first_step(
-    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_strict_run_with_a_deviation_fails_before_its_first_step(configure, train, monkeypatch):
     """The precision is changed after the session is opened."""
 
     def behind(*arguments: Any) -> TrainingSession:

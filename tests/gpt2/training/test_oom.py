@@ -8,7 +8,7 @@ import os
 import re
 import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpt2.config import Config
 from gpt2.model import GPT
 from gpt2.training.loop import optimizer_step
 from gpt2.training.out_of_memory import UNSUPPORTED_FALLBACKS, apply_next_fallback
@@ -27,8 +26,6 @@ from gpt2.training.state import StepMetrics, TrainingSession
 from lib.errors import ConfigError, RunError
 from lib.runs.run_dir import State
 
-Configure = Callable[..., Config]
-Open = Callable[..., TrainingSession]
 FAST = {"RUN_PROFILE_MAXOUT_SPEED": True}
 WHOLE = {**FAST, "BATCH_SIZE": 4, "GRAD_ACCUMULATION": 1}
 SINGLES = {**FAST, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 4}
@@ -76,9 +73,7 @@ def without_evaluations(trained: Any) -> list[Any]:
     return [trained.rows("train"), trained.files.weights.read_bytes()]
 
 
-def test_the_micro_batch_is_halved_until_it_fits_and_nothing_else_changes(
-    configure: Configure, train: Callable
-) -> None:
+def test_the_micro_batch_is_halved_until_it_fits_and_nothing_else_changes(configure, train):
     """Falls back to one sequence in the first step: byte-identical to a run configured so."""
     with memory_for(1):
         fallen = train(configure(**WHOLE), "fallen")
@@ -113,7 +108,7 @@ def limited_memory() -> Iterator[None]:
         yield
 
 
-def test_under_a_limit_of_memory_a_run_falls_back(configure: Configure, train: Callable) -> None:
+def test_under_a_limit_of_memory_a_run_falls_back(configure, train):
     config = configure(**WHOLE)
     if (child := os.fork()) == 0:
         with limited_memory():
@@ -128,8 +123,8 @@ def test_under_a_limit_of_memory_a_run_falls_back(configure: Configure, train: C
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: no memory")])
 def test_memory_that_runs_out_beside_a_step_fails_the_run_with_advice(
-    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+    configure, train, monkeypatch, error
+):
     def full(*arguments: Any, **named: Any) -> None:
         raise error
 
@@ -141,9 +136,7 @@ def test_memory_that_runs_out_beside_a_step_fails_the_run_with_advice(
     assert train(configure()).status.state is State.SUCCESS
 
 
-def test_in_the_middle_of_a_run_only_rounding_changes(
-    configure: Configure, train: Callable
-) -> None:
+def test_in_the_middle_of_a_run_only_rounding_changes(configure, train):
     exact = {**WHOLE, "DROPOUT": "0.0", "PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
     with memory_for(1, since=6):
         fallen = train(configure(**exact, LOADER_WORKERS=1), "fallen")
@@ -158,7 +151,7 @@ def test_in_the_middle_of_a_run_only_rounding_changes(
 
 
 @pytest.mark.slow
-def test_a_resumed_run_keeps_its_fallbacks(configure: Configure, train: Callable) -> None:
+def test_a_resumed_run_keeps_its_fallbacks(configure, train):
     """The resumed run has enough memory, but keeps the micro-batch of the checkpoint."""
     with memory_for(1, since=6):
         whole = train(configure(**WHOLE), "whole")
@@ -174,9 +167,7 @@ def test_a_resumed_run_keeps_its_fallbacks(configure: Configure, train: Callable
 
 
 @pytest.mark.slow
-def test_a_run_killed_right_after_a_fallback_takes_it_at_the_same_step(
-    configure: Configure, train: Callable
-) -> None:
+def test_a_run_killed_right_after_a_fallback_takes_it_at_the_same_step(configure, train):
     config = configure(**WHOLE, CHECKPOINT_INTERVAL=0)
     with memory_for(1, since=6):
         whole = train(config, "whole")
@@ -198,9 +189,7 @@ def test_a_run_killed_right_after_a_fallback_takes_it_at_the_same_step(
     assert without_evaluations(resumed) == without_evaluations(whole)
 
 
-def test_after_the_last_fallback_the_run_fails_with_advice(
-    configure: Configure, train: Callable
-) -> None:
+def test_after_the_last_fallback_the_run_fails_with_advice(configure, train):
     with memory_for(0):
         failed = train(configure(**WHOLE))
     assert (failed.status.state, failed.status.exit_code) == (State.FAILED, 1)
@@ -212,7 +201,7 @@ def test_after_the_last_fallback_the_run_fails_with_advice(
     ]
 
 
-def test_compiled_blocks_are_not_recomputed(session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_blocks_are_not_recomputed(session, monkeypatch):
     """A compiled recomputation would use other dropout masks."""
     monkeypatch.setattr(GPT, "grad_checkpointing", False, raising=False)
     opened = session(**SINGLES)
@@ -225,7 +214,7 @@ def test_compiled_blocks_are_not_recomputed(session: Open, monkeypatch: pytest.M
     assert opened.oom_fallbacks == []
 
 
-def test_under_paper_repro_the_run_fails_with_advice(configure: Configure, train: Callable) -> None:
+def test_under_paper_repro_the_run_fails_with_advice(configure, train):
     with pytest.raises(ConfigError, match="OOM_FALLBACK"):
         configure(OOM_FALLBACK=True)
     with memory_for(1, since=6):
@@ -236,9 +225,7 @@ def test_under_paper_repro_the_run_fails_with_advice(configure: Configure, train
     assert len(failed.rows("train")) == 5
 
 
-def test_an_update_out_of_memory_cannot_be_rolled_back(
-    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_out_of_memory_cannot_be_rolled_back(configure, train, monkeypatch):
     def full(*arguments: Any, **named: Any) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
@@ -248,9 +235,7 @@ def test_an_update_out_of_memory_cannot_be_rolled_back(
 
 
 @pytest.mark.slow
-def test_a_warm_up_out_of_memory_leaves_fallbacks_to_training(
-    configure: Configure, train: Callable
-) -> None:
+def test_a_warm_up_out_of_memory_leaves_fallbacks_to_training(configure, train):
     forward = GPT.forward
 
     def limited(model: GPT, x_BT: Tensor, *rest: Tensor) -> Tensor:
@@ -268,9 +253,7 @@ def test_a_warm_up_out_of_memory_leaves_fallbacks_to_training(
 
 
 @pytest.mark.slow
-def test_one_rank_out_of_memory_makes_all_ranks_fall_back(
-    configure: Configure, train: Callable, ranks: Callable
-) -> None:
+def test_one_rank_out_of_memory_makes_all_ranks_fall_back(configure, train, ranks):
     both = {**FAST, "GPUS": 2}
     fallen = configure(**both, BATCH_SIZE=2, GRAD_ACCUMULATION=1)
 
@@ -288,9 +271,7 @@ def test_one_rank_out_of_memory_makes_all_ranks_fall_back(
     assert without_evaluations(found) == without_evaluations(train.found("small"))
 
 
-def test_a_rank_that_runs_out_later_ends_the_run(
-    configure: Configure, train: Callable, ranks: Callable
-) -> None:
+def test_a_rank_that_runs_out_later_ends_the_run(configure, train, ranks):
     """A step cannot be rolled back during a collective operation."""
     config = configure(**FAST, GPUS=2, BATCH_SIZE=2, GRAD_ACCUMULATION=1)
 

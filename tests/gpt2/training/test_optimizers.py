@@ -1,6 +1,5 @@
 """Optimizers and pruners in the trainer: accumulation, clipping, resuming, longer budgets."""
 
-import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,17 +10,14 @@ import safetensors.torch
 import torch
 
 from gpt2.config import Config
-from gpt2.study import view as planning_view
-from gpt2.study.plan import make_plan
 from gpt2.training.budget import TrainingBudget
 from gpt2.training.loop import train_step
 from gpt2.training.metrics import MetricsLog
 from gpt2.training.state import TrainingSession
 from lib.config.field import SymbolValue
-from lib.config.layers import ConfigLayer
 from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS
 from lib.pruning.options import PRUNERS
-from tests.gpt2.training.conftest import BASE, Trained, Trainer
+from tests.gpt2.training.conftest import Trained, Trainer
 
 Configure = Callable[..., Config]
 Open = Callable[..., TrainingSession]
@@ -55,9 +51,7 @@ for _base, _variant, _more in (
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_spam_resets_at_exactly_the_configured_optimizer_steps(
-    session: Open, accumulation: int
-) -> None:
+def test_spam_resets_at_exactly_the_configured_optimizer_steps(session, accumulation):
     batch = {"GRAD_ACCUMULATION": accumulation, "BATCH_SIZE": 4 // accumulation}
     opened = session(
         **SPAM, **batch, WARMUP_STEPS=0, LR_SCHEDULE_CONSTANT=True, MIN_LEARNING_RATE=None
@@ -79,7 +73,7 @@ def test_spam_resets_at_exactly_the_configured_optimizer_steps(
     assert factors == pytest.approx([1] * 5 + [0.25, 0.75, 1, 1, 1] + [0.25, 0.75])
 
 
-def test_every_optimizer_and_pruner_is_trained_here(configure: Configure) -> None:
+def test_every_optimizer_and_pruner_is_trained_here(configure):
     configs = [configure(**changes) for changes in TOGETHER.values()]
     assert {config.optimizer.name for config in configs} == set(OPTIMIZERS)
     assert {config.pruning.name for config in configs} == set(PRUNERS) - {"none"}
@@ -113,9 +107,7 @@ def alone(
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_killed_and_resumed_gives_the_same_bytes(
-    planned: Callable[..., Config], alone: Callable[[str], Trained], train: Callable, name: str
-) -> None:
+def test_killed_and_resumed_gives_the_same_bytes(planned, alone, train, name):
     whole = alone(name)
     train(planned(name), "cut", stop_at=5)
     cut = train(planned(name), "cut")
@@ -127,14 +119,8 @@ def test_killed_and_resumed_gives_the_same_bytes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TOGETHER)
-def test_two_processes_leave_the_bytes_of_one_that_accumulates(
-    planned: Callable[..., Config],
-    alone: Callable[[str], Trained],
-    train: Callable,
-    ranks: Callable,
-    name: str,
-) -> None:
+@pytest.mark.parametrize("name", [*TOGETHER][::3])
+def test_two_processes_leave_the_bytes_of_one_that_accumulates(planned, alone, train, ranks, name):
     """The sum a / 2 + b / 2 has a single order, and halving is exact."""
     both = planned(name, GPUS=2, GRAD_ACCUMULATION=1)
     (train.folder / "both").mkdir()
@@ -142,7 +128,7 @@ def test_two_processes_leave_the_bytes_of_one_that_accumulates(
     assert train.found("both").core() == alone(name).core()
 
 
-def test_exported_weights_carry_their_zeros(configure: Configure, train: Callable) -> None:
+def test_exported_weights_carry_their_zeros(configure, train):
     done = train(configure(**PRUNE, PRUNING_SPARSITY="0.9", ADAMWPRUNE_VARIANT_BITTER4=True))
     final = done.summary()["final"]
     weights = safetensors.torch.load_file(done.files.weights)
@@ -162,7 +148,7 @@ def _scores(session: Open, **changes: SymbolValue) -> dict[str, torch.Tensor]:
     return opened.pruner.state_dict()["scores"]
 
 
-def test_movement_is_of_the_whole_batch_and_not_clipped(session: Open) -> None:
+def test_movement_is_of_the_whole_batch_and_not_clipped(session):
     plain = _scores(session, GRAD_CLIP="0", GRAD_ACCUMULATION=1, BATCH_SIZE=4)
     clipped = _scores(session, GRAD_CLIP="0.001", GRAD_ACCUMULATION=4, BATCH_SIZE=1)
     opened = session(**NO_SPAM, **MOVEMENT, OPTIMIZER_ADAMW=True, DROPOUT="0.0")
@@ -176,9 +162,7 @@ def test_movement_is_of_the_whole_batch_and_not_clipped(session: Open) -> None:
         torch.testing.assert_close(score, expected, rtol=1e-3, atol=1e-7)
 
 
-def test_a_variant_trains_for_the_budget_that_it_declares(
-    configure: Configure, train: Callable
-) -> None:
+def test_a_variant_trains_for_the_budget_that_it_declares(configure, train):
     changes = {**PRUNE, "ADAMWPRUNE_VARIANT_BITTER3": True}
     longer = train(configure(**changes), "longer")
     equal = train(configure(**changes, ADAMWPRUNE_STRETCH=False), "equal")
@@ -193,23 +177,9 @@ def test_a_variant_trains_for_the_budget_that_it_declares(
     assert len(rates) == 16 and rates[-1] < rates[11] < rates[2]
 
 
-def test_seconds_and_tokens_are_stretched_too(configure: Configure) -> None:
+def test_seconds_and_tokens_are_stretched_too(configure):
     changes = {**PRUNE, "ADAMWPRUNE_VARIANT_BITTER2": True, "MAX_ITERS": None}
     timed = TrainingBudget(configure(**changes, BUDGET_TIME=True, GPT2_MAX_TIME=100))
     assert timed.seconds == pytest.approx(121) and timed.progress(1, 60.5) == pytest.approx(0.5)
     tokens = TrainingBudget(configure(**changes, BUDGET_TOKENS=True, MAX_TOKENS=6400))
     assert tokens.iterations == 121
-
-
-def test_a_plan_lists_longer_runs(tmp_path) -> None:
-    symbols = {k: v for k, v in (BASE | PRUNE).items() if v is not None} | {
-        "TEST_MATRIX_MODE": True,
-        "TEST_MATRIX_AXES": "ADAMWPRUNE_VARIANT=bitter0,bitter3,bitter8",
-    }
-    del symbols["SINGLE_TRAINING"]
-    plan = make_plan([ConfigLayer.of("test", "test", symbols)], tmp_path)
-    views = planning_view.look(plan)
-    assert [view["stretch"] for view in views] == [1.0, 1.3, 1.0]
-    rows = planning_view.plan_text(plan, views).splitlines()
-    assert "1k (x 1.3)" in rows[2] and "(x" not in rows[1] + rows[3]
-    assert json.loads(planning_view.to_json(plan, views))["runs"][1]["stretch"] == 1.3

@@ -6,7 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,9 +17,6 @@ import torch
 # Imported by DistributedDataParallel: once here instead of in every forked process.
 import torch._dynamo
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.futures import Future
 
 from gpt2.config import Config
 from gpt2.data.dataset import (
@@ -68,9 +65,7 @@ def order(trained: Any) -> str:
 
 
 @pytest.mark.slow
-def test_loss_tables_of_1_2_and_4_processes_are_one(
-    configure: Configure, together: Callable
-) -> None:
+def test_loss_tables_of_1_2_and_4_processes_are_one(configure, together):
     """Equal up to summation order: four micro-batches are added one by one, or in pairs."""
     tables = {}
     for size, split in SPLITS.items():
@@ -85,8 +80,8 @@ def test_loss_tables_of_1_2_and_4_processes_are_one(
 
 @pytest.mark.slow
 def test_with_two_micro_batches_two_processes_of_sparse_attention_leave_the_same_bytes(
-    configure: Configure, together: Callable
-) -> None:
+    configure, together
+):
     """As test_optimizers has it for full attention, with every optimizer and pruner."""
     given = {**NO_DROPOUT, **SPARSE, "MAX_ITERS": ITERATIONS}
     alone, _ = together(configure(**given), "alone")
@@ -95,9 +90,7 @@ def test_with_two_micro_batches_two_processes_of_sparse_attention_leave_the_same
 
 
 @pytest.mark.slow
-def test_an_evaluation_is_the_same_in_any_number_of_processes(
-    open_rank: Callable, ranks: Callable
-) -> None:
+def test_an_evaluation_is_the_same_in_any_number_of_processes(open_rank, ranks):
     def documents(**changes: Any) -> list[Any]:
         opened = open_rank(**changes)
         found = opened.evaluate(opened.model)
@@ -109,36 +102,7 @@ def test_an_evaluation_is_the_same_in_any_number_of_processes(
         assert ranks(size, lambda rank: documents(**SPLITS[size])) == [alone] * size
 
 
-def test_nothing_is_exchanged_before_the_last_micro_batch(
-    open_rank: Callable, ranks: Callable
-) -> None:
-    def body(rank: int) -> list[str]:
-        opened, seen = open_rank(**SPLITS[2]), []
-        opened.model.register_forward_pre_hook(lambda *arguments: seen.append("forward"))
-
-        def counted(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-            seen.append("gradients")
-            return allreduce_hook(state, bucket)
-
-        opened.forward.register_comm_hook(None, counted)
-        add = dist.all_reduce
-
-        def noted(tensor: Tensor, **named: Any) -> Any:
-            # The hook calls this function too.
-            seen.extend(["loss"] if tensor.ndim == 0 else [])
-            return add(tensor, **named)
-
-        with mock.patch("torch.distributed.all_reduce", noted):
-            for micro_batches in islice(opened.batches(), 3):
-                optimizer_step(opened, micro_batches, 1e-3)
-        return seen
-
-    assert ranks(2, body) == [["forward", "forward", "gradients", "loss"] * 3] * 2
-
-
-def test_ranks_that_start_from_other_weights_are_named(
-    open_rank: Callable, ranks: Callable
-) -> None:
+def test_ranks_that_start_from_other_weights_are_named(open_rank, ranks):
     def body(rank: int) -> str:
         initialize = GPT.init_weights
 
@@ -156,8 +120,8 @@ def test_ranks_that_start_from_other_weights_are_named(
 
 
 def test_ranks_that_read_another_vocabulary_are_named(
-    configure: Configure, open_rank: Callable, ranks: Callable, build_dir: Path, tmp_path: Path
-) -> None:
+    configure, open_rank, ranks, build_dir, tmp_path
+):
     """Rank 1 finds an intact data set of another vocabulary, as on the disk of another machine."""
     folder = dataset_folder(configure(**SPLITS[2]).data, build_dir)
     elsewhere = shutil.copytree(folder, tmp_path / folder.name)
@@ -176,23 +140,8 @@ def test_ranks_that_read_another_vocabulary_are_named(
         assert "data and vocabulary of rank 1 differ from rank 0 [run.rank-mismatch]" in error
 
 
-def test_each_rank_drops_other_units_and_the_same_ones_each_time(
-    open_rank: Callable, ranks: Callable
-) -> None:
-    def draws(rank: int) -> list[float]:
-        open_rank(GPUS=int(os.environ["WORLD_SIZE"]), GRAD_ACCUMULATION=1, BATCH_SIZE=2)
-        return torch.rand(4).tolist()
-
-    first = ranks(2, draws)
-    assert first[0] != first[1]
-    assert ranks(2, draws) == first
-    assert ranks(1, lambda rank: open_rank() and torch.rand(4).tolist()) == first[:1]
-
-
 @pytest.mark.slow
-def test_ranks_whose_clocks_differ_stop_at_the_same_step(
-    configure: Configure, train: Callable, ranks: Callable
-) -> None:
+def test_ranks_whose_clocks_differ_stop_at_the_same_step(configure, train, ranks):
     config = configure(
         **SPLITS[2], BUDGET_TIME=True, GPT2_MAX_TIME=20, MAX_ITERS=None, EVAL_INTERVAL=0
     )
@@ -209,9 +158,7 @@ def test_ranks_whose_clocks_differ_stop_at_the_same_step(
     assert rows[-1]["progress"] == 1.0 and len(rows) == first[1]
 
 
-def test_rank_0_decides_when_to_stop(
-    configure: Configure, train: Callable, ranks: Callable
-) -> None:
+def test_rank_0_decides_when_to_stop(configure, train, ranks):
     config = configure(**SPLITS[2])
 
     def body(rank: int) -> list[Any]:
@@ -223,9 +170,7 @@ def test_rank_0_decides_when_to_stop(
     assert (train.found("run").files.checkpoints / "step-00000005").is_dir()
 
 
-def test_a_run_ends_while_gloo_still_references_a_tensor(
-    configure: Configure, train: Callable, ranks: Callable
-) -> None:
+def test_a_run_ends_while_gloo_still_references_a_tensor(configure, train, ranks):
     """The thread needs the interpreter lock at shutdown."""
     config, leave = configure(**SPLITS[2], MAX_ITERS=1), ProcessGroup.__exit__
 
@@ -241,8 +186,8 @@ def test_a_run_ends_while_gloo_still_references_a_tensor(
 
 @pytest.mark.parametrize("looked_for", [True, False])
 def test_a_non_finite_loss_on_one_rank_stops_all_at_the_same_step(
-    configure: Configure, train: Callable, ranks: Callable, looked_for: bool
-) -> None:
+    configure, train, ranks, looked_for
+):
     config = configure(**SPLITS[2], CHECK_NUMERICS=looked_for, LOG_INTERVAL=1)
 
     def body(rank: int) -> str:
@@ -264,9 +209,7 @@ def test_a_non_finite_loss_on_one_rank_stops_all_at_the_same_step(
 
 
 @pytest.mark.slow
-def test_a_run_with_a_killed_rank_resumes_to_the_same_bytes(
-    configure: Configure, together: Callable
-) -> None:
+def test_a_run_with_a_killed_rank_resumes_to_the_same_bytes(configure, together):
     """Dropout is on, so the stream of each rank must be restored."""
     config = configure(**SPLITS[2], MAX_ITERS=ITERATIONS)
     whole, _ = together(config, "whole")
@@ -287,9 +230,7 @@ def test_a_run_with_a_killed_rank_resumes_to_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_resumes_with_fewer_and_more_processes(
-    configure: Configure, together: Callable
-) -> None:
+def test_a_checkpoint_resumes_with_fewer_and_more_processes(configure, together):
     whole, _ = together(configure(**BARE, **SPLITS[1]), "whole")
     begun, _ = together(configure(**BARE, **SPLITS[2]), "begun", stop_at=4)
     for size in (1, 4):
@@ -306,7 +247,7 @@ def test_a_checkpoint_resumes_with_fewer_and_more_processes(
         torch.testing.assert_close(*tables, rtol=1e-6, atol=1e-6)
 
 
-def test_the_manifest_describes_every_rank(configure: Configure, together: Callable) -> None:
+def test_the_manifest_describes_every_rank(configure, together):
     trained, _ = together(configure(**SPLITS[2], MAX_ITERS=1))
     manifest = json.loads(trained.files.manifest.read_text())
     processes = manifest["processes"]
@@ -321,9 +262,7 @@ def test_the_manifest_describes_every_rank(configure: Configure, together: Calla
 
 
 @pytest.mark.slow
-def test_a_safe_exchange_has_small_buckets_and_the_same_gradients(
-    configure: Configure, together: Callable
-) -> None:
+def test_a_safe_exchange_has_small_buckets_and_the_same_gradients(configure, together):
     """Sums of two ranks have a single order; by default the manifest has torch's bucket size."""
     plain, _ = together(configure(**SPLITS[2], MAX_ITERS=3))
     safe, ended = together(configure(**SPLITS[2], MAX_ITERS=3, DDP_SAFE=True), "safe")

@@ -18,7 +18,7 @@ def draw() -> list[float]:
     return [random.random(), random.gauss(0, 1), np.random.randn(), torch.rand(()).item()]
 
 
-def test_the_seed_decides_every_generator() -> None:
+def test_the_seed_decides_every_generator():
     before = rng_state(CPU)
     seed_all(1)
     first = [draw(), draw()]
@@ -29,7 +29,7 @@ def test_the_seed_decides_every_generator() -> None:
     set_rng_state(before, CPU)
 
 
-def test_the_state_goes_on_where_it_was_after_a_file() -> None:
+def test_the_state_goes_on_where_it_was_after_a_file():
     seed_all(3)
     draw()
     stream = io.BytesIO()
@@ -41,7 +41,7 @@ def test_the_state_goes_on_where_it_was_after_a_file() -> None:
     assert [draw(), draw()] == expected
 
 
-def test_a_state_digest_sees_every_bit_and_type() -> None:
+def test_a_state_digest_sees_every_bit_and_type():
     one = {"a": [torch.tensor([1.0, 2.0]), 3], "b": {1: True}}
     digest = state_digest(one)
     assert state_digest({"b": {1: True}, "a": (torch.tensor([1.0, 2.0]), 3)}) == digest

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gpt2.config import Config
-from gpt2.running.results import judged_study
 from gpt2.study.document import sections
 from gpt2.study.plan import Plan
 from lib.files import canonical_json
@@ -60,7 +59,7 @@ def _sections_of(plan: Plan, study: JudgedStudy) -> list[TableSection]:
     return sections(plan, study, document_of(study)["rows"])
 
 
-def test_pairs_and_reads_are_listed_if_runs_differ(planned: Callable) -> None:
+def test_pairs_and_reads_are_listed_if_runs_differ(planned):
     plan = planned()
     (keys,) = _sections(plan)
     # Of 16 tokens: 136 and 227 pairs; 16 keys, and 7 + 12 + 4.
@@ -70,7 +69,7 @@ def test_pairs_and_reads_are_listed_if_runs_differ(planned: Callable) -> None:
     assert _sections(replace(plan, runs=plan.runs[:1])) == []
 
 
-def test_gates_are_those_of_the_last_statistics(planned: Callable) -> None:
+def test_gates_are_those_of_the_last_statistics(planned):
     plan = planned()
     metrics = plan.runs[1].path / "metrics.jsonl"
     for moved in ([0.9, 0.9], [0.25, 0.75, None]):
@@ -84,7 +83,7 @@ def test_gates_are_those_of_the_last_statistics(planned: Callable) -> None:
     assert "Gates: " in keys.note
 
 
-def test_speed_is_shown_of_combinations(planned: Callable) -> None:
+def test_speed_is_shown_of_combinations(planned):
     plan = planned(TEST_MATRIX_MODE=True, SINGLE_TRAINING=None)
     # Another process, with more memory first and less later.
     step = {"ts": 0.0, "step": 1}
@@ -104,33 +103,14 @@ def test_speed_is_shown_of_combinations(planned: Callable) -> None:
     assert device == manifest["hardware"]["cpu_model"]
 
 
-def test_speed_is_shown_of_runs_of_other_documents(
-    configure: Configure, train: Callable, tmp_path: Path
-) -> None:
-    runs = []
-    for length in (16, 8):
-        chosen = {"TEST_MATRIX_MODE": True, "SINGLE_TRAINING": None, "BLOCK_SIZE": length}
-        config = configure(**chosen, MAX_ITERS=1)
-        path = train(config, f"of-{length}").files.path
-        runs.append(Run("matrix", RunVariant(f"of-{length}"), 1, config, path))
-    plan = Plan("matrix", tmp_path, tmp_path, runs[0].config, runs)
-    table = judged_study(plan)
-    assert [row["state"] for row in document_of(table)["rows"]] == [
-        "done",
-        "not comparable: documents",
-    ]
-    speed = _sections_of(plan, table)[-1]
-    assert [row[0] for row in speed.rows] == ["of-16 s1", "of-8 s1"]
-
-
-def test_a_run_without_a_result_is_left_out(planned: Callable) -> None:
+def test_a_run_without_a_result_is_left_out(planned):
     plan = planned(TEST_MATRIX_MODE=True, SINGLE_TRAINING=None)
     (plan.runs[1].path / "summary.json").unlink()
     (speed,) = _sections(plan)
     assert [row[0] for row in speed.rows] == ["full s1"]
 
 
-def test_the_ranking_of_a_sweep_comes_first(planned: Callable) -> None:
+def test_the_ranking_of_a_sweep_comes_first(planned):
     plan = planned()
     table = read_study(plan.study, [replace(plan.runs[0], variant=RunVariant(s)) for s in "ab"])
     swept = replace(plan, sweep="LEARNING_RATE=1e-3,2e-3")
@@ -138,7 +118,7 @@ def test_the_ranking_of_a_sweep_comes_first(planned: Callable) -> None:
     assert [part.title for part in _sections_of(plan, table)] == []
 
 
-def test_a_section_is_in_the_text_and_in_the_document() -> None:
+def test_a_section_is_in_the_text_and_in_the_document():
     part = TableSection(
         "Speed", ("run", "step ms"), [("a", "1.0"), ("b", "20.0")], "By the clock.\n"
     )

@@ -1,16 +1,13 @@
 """Errors before the first step, the start line, the manifest and the resolved configuration."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 
-from gpt2.config import Config
 from gpt2.model import GPT
 from gpt2.records.files import (
     read_planned_config,
@@ -19,26 +16,22 @@ from gpt2.records.files import (
 )
 from gpt2.training.manifest import initial_manifest_entries, startup_summary
 from gpt2.training.rng import rng_digests, seed_all
-from gpt2.training.state import TrainingSession
 from lib.config.dotconfig import ExplicitSetting
 from lib.errors import ConfigError, DataError
 from lib.files import sha256_file
 from lib.runs.checkpoint import weights_digest
 from lib.runs.run_dir import RunDir
 from lib.runs.seeds import stream_seed
-from tests.gpt2.training.conftest import Trained
-
-Configure = Callable[..., Config]
 
 
-def test_missing_data_is_an_error_before_step_0(configure: Configure, train: Callable) -> None:
+def test_missing_data_is_an_error_before_step_0(configure, train):
     with pytest.raises(DataError) as caught:
         train(configure(VAL_FRACTION="0.4"))
     assert caught.value.codes == ["data.missing"]
     assert "make data" in caught.value.problems[0].next
 
 
-def test_the_start_line_lists_resolved_settings(session: Callable[..., TrainingSession]) -> None:
+def test_the_start_line_lists_resolved_settings(session):
     line = startup_summary(session())
     for fact in ("cpu ", "GiB", "fp32", "attention by rows", "1 thread", "12 it x 64 tokens"):
         assert fact in line
@@ -47,9 +40,7 @@ def test_the_start_line_lists_resolved_settings(session: Callable[..., TrainingS
     assert "bf16" in startup_summary(session(PRECISION_BF16=True, PRECISION_WHY="as it is"))
 
 
-def test_the_manifest_describes_the_run(
-    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_manifest_describes_the_run(configure, train, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "hunter2-secret")
     config = configure()
     train(config, stop_at=5)
@@ -77,9 +68,7 @@ def test_the_manifest_describes_the_run(
         assert manifest["volatile"]["artifacts"][path.name]["sha256"] == sha256_file(path)
 
 
-def test_the_manifest_has_the_digests_of_weights_and_generators(
-    configure: Configure, trained: Trained
-) -> None:
+def test_the_manifest_has_the_digests_of_weights_and_generators(configure, trained):
     """Recompute seeds, weights and generator states."""
     config, done = configure(), trained
     manifest = json.loads(done.files.manifest.read_text())
@@ -99,7 +88,7 @@ def test_the_manifest_has_the_digests_of_weights_and_generators(
     assert moved == {"torch"}
 
 
-def test_a_fallback_keeps_the_identity(session: Callable[..., TrainingSession]) -> None:
+def test_a_fallback_keeps_the_identity(session):
     opened = session()
     write_resolved_config(opened.run, opened.config)
     before = initial_manifest_entries(opened, {})
@@ -110,7 +99,7 @@ def test_a_fallback_keeps_the_identity(session: Callable[..., TrainingSession]) 
     assert after["batch"]["micro_batch"] == 1
 
 
-def test_a_folder_of_another_run_is_not_overwritten(configure: Configure, tmp_path: Path) -> None:
+def test_a_folder_of_another_run_is_not_overwritten(configure, tmp_path):
     run = RunDir(tmp_path)
     write_resolved_config(run, configure())
     before = run.resolved_config.read_bytes()
@@ -122,18 +111,14 @@ def test_a_folder_of_another_run_is_not_overwritten(configure: Configure, tmp_pa
     assert run.resolved_config.read_bytes() != before
 
 
-def test_a_resolved_configuration_survives_the_round_trip(
-    configure: Configure, tmp_path: Path
-) -> None:
+def test_a_resolved_configuration_survives_the_round_trip(configure, tmp_path):
     config = configure(SAMPLE_PROMPT='$(shell true) "quoted" `x` é')
     write_resolved_config(RunDir(tmp_path), config)
     assert read_planned_config(RunDir(tmp_path)) == config
     assert read_planned_config(RunDir(tmp_path)).values == config.values
 
 
-def test_a_record_without_a_newer_symbol_has_its_default(
-    configure: Configure, tmp_path: Path
-) -> None:
+def test_a_record_without_a_newer_symbol_has_its_default(configure, tmp_path):
     run, config, name = RunDir(tmp_path), configure(SEED=2), "MODEL_PARAMS"
     write_resolved_config(run, config)
     record = json.loads(run.resolved_config.read_text())
@@ -148,9 +133,7 @@ def test_a_record_without_a_newer_symbol_has_its_default(
     assert set(caught.value.codes) == {"config.missing-symbol"}
 
 
-def test_private_values_are_recorded_empty_with_a_digest(
-    configure: Configure, tmp_path: Path
-) -> None:
+def test_private_values_are_recorded_empty_with_a_digest(configure, tmp_path):
     command = "curl https://example.org/hook?token=1"
     config = configure(ON_DONE_CMD=command)
     assert config.hash8 == configure().hash8
@@ -163,7 +146,7 @@ def test_private_values_are_recorded_empty_with_a_digest(
     assert record["private_sha256"] == {"ON_DONE_CMD": sha256(command.encode()).hexdigest()}
 
 
-def test_a_configuration_of_other_code_is_rejected(configure: Configure, tmp_path: Path) -> None:
+def test_a_configuration_of_other_code_is_rejected(configure, tmp_path):
     run = RunDir(tmp_path)
     write_resolved_config(run, configure())
     record = json.loads(run.resolved_config.read_text())

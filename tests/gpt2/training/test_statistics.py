@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,14 +14,11 @@ from gpt2.mechanism_statistics import collect_statistics
 from gpt2.model import GPT
 from gpt2.records.audit import audit
 from gpt2.training.metrics import record_statistics
-from gpt2.training.state import TrainingSession
 from lib.runs.run_dir import State
-from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
 from lib.tracking.watch import raised_alarms, read_watched_records
 from tests.gpt2.training.test_oom import memory_for
 from tests.json_rows import read_rows
 
-Configure = Callable[..., Config]
 NONE = {"STATISTICS_INTERVAL": 0}
 ALWAYS = {"STATISTICS_INTERVAL": 1, "STATISTICS_ROWS": 3}
 EVERYTHING = {
@@ -57,9 +53,7 @@ def learned(done: Any) -> list[Any]:
 
 @pytest.mark.parametrize("mechanisms", [{}, EVERYTHING, NSA], ids=["plain", "everything", "nsa"])
 @pytest.mark.slow
-def test_statistics_do_not_change_results(
-    configure: Configure, train: Callable, mechanisms: dict, build_dir: Path
-) -> None:
+def test_statistics_do_not_change_results(configure, train, mechanisms, build_dir):
     few = {**mechanisms, "MAX_ITERS": 6}
     without, told = configure(**few, **NONE), configure(**few, **ALWAYS)
     assert without.hash8 == told.hash8
@@ -71,9 +65,7 @@ def test_statistics_do_not_change_results(
     assert audit(watched.files, build_dir).findings == []
 
 
-def test_statistics_are_measured_at_the_interval_and_at_the_end(
-    configure: Configure, train: Callable
-) -> None:
+def test_statistics_are_measured_at_the_interval_and_at_the_end(configure, train):
     done = train(configure(STATISTICS_INTERVAL=5))
     rows = done.rows("statistics")
     assert [(row["iteration"], row["tokens"]) for row in rows] == [(5, 320), (10, 640), (12, 768)]
@@ -82,9 +74,7 @@ def test_statistics_are_measured_at_the_interval_and_at_the_end(
     assert kinds[-3:] == ["train", "statistics", "eval"]
 
 
-def test_statistics_use_the_same_text_at_every_iteration(
-    session: Callable[..., TrainingSession],
-) -> None:
+def test_statistics_use_the_same_text_at_every_iteration(session):
     seen: list[Tensor] = []
 
     def note(model: GPT, idx_BT: Tensor) -> Any:
@@ -105,9 +95,7 @@ def test_statistics_use_the_same_text_at_every_iteration(
 
 
 @pytest.mark.slow
-def test_statistics_of_an_interrupted_run_are_the_same(
-    configure: Configure, train: Callable
-) -> None:
+def test_statistics_of_an_interrupted_run_are_the_same(configure, train):
     config = configure(STATISTICS_INTERVAL=2)
     whole = train(config, "whole").core()
     # Between two statistics, at one, with a checkpoint, with an evaluation, and at the end.
@@ -116,9 +104,7 @@ def test_statistics_of_an_interrupted_run_are_the_same(
     assert train(config, "resumed").core() == whole
 
 
-def test_training_continues_if_statistics_run_out_of_memory(
-    configure: Configure, train: Callable
-) -> None:
+def test_training_continues_if_statistics_run_out_of_memory(configure, train):
     plain = train(configure(**NONE), "plain")
     trouble = torch.OutOfMemoryError("CUDA out of memory")
     with mock.patch("gpt2.training.metrics.collect_statistics", side_effect=trouble):
@@ -129,9 +115,7 @@ def test_training_continues_if_statistics_run_out_of_memory(
 
 
 @pytest.mark.slow
-def test_statistics_are_measured_on_rank_0_only(
-    configure: Configure, train: Callable, ranks: Callable
-) -> None:
+def test_statistics_are_measured_on_rank_0_only(configure, train, ranks):
     split = {"GPUS": 2, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 2, "MAX_ITERS": 4}
 
     def left(changes: dict[str, Any], name: str) -> Any:
@@ -161,7 +145,7 @@ def watched(done: Any, config: Config) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_collapsed_gates_reach_the_alarms(configure: Configure, train: Callable) -> None:
+def test_collapsed_gates_reach_the_alarms(configure, train):
     config = configure(**NSA, LEARNING_RATE="1e-6", MIN_LEARNING_RATE="1e-7", MAX_ITERS=3)
     well = watched(train(config, "well"), config)
     assert not well.keys() & {"gate-entropy", "gate-max", "fallbacks"}
@@ -176,7 +160,7 @@ def test_collapsed_gates_reach_the_alarms(configure: Configure, train: Callable)
     assert beat["gate_entropy"] < 0.01 < 0.5 < beat["statistics"]["nsa/gate_entropy"]
 
 
-def test_a_fallback_reaches_the_alarms(configure: Configure, train: Callable) -> None:
+def test_a_fallback_reaches_the_alarms(configure, train):
     config = configure(RUN_PROFILE_MAXOUT_SPEED=True, BATCH_SIZE=4, GRAD_ACCUMULATION=1)
     with memory_for(2, since=2):
         done = train(config)
@@ -203,7 +187,7 @@ HEARTBEAT = [
 ]
 
 
-def test_heartbeats_have_every_published_field(configure: Configure, train: Callable) -> None:
+def test_heartbeats_have_every_published_field(configure, train):
     done = train(configure(PEAK_TFLOPS="1"))
     beats = [*read_rows(done.files.heartbeat(0))]
     trained = [beat for beat in beats if beat["msg"] == "train"]
@@ -214,54 +198,3 @@ def test_heartbeats_have_every_published_field(configure: Configure, train: Call
         # MiB: a process with torch has a few hundred, which excludes GiB and bytes.
         assert 50 < beat["mem_alloc_mib"] < 50_000
     assert [beat["msg"] for beat in beats if beat["step"] == 12][-2:] == ["statistics", "eval"]
-
-
-PUBLISHED = [
-    "train_loss",
-    "train_perplexity",
-    "val_loss",
-    "val_perplexity",
-    "learning_rate",
-    "sparsity",
-    "iteration",
-    "final/best_val_loss",
-    "final/best_val_perplexity",
-    "grad_norm",
-    "tokens_per_second",
-    "mfu",
-    "gpu/compute_util_avg",
-    "gpu/memory_util_avg",
-    "gpu/memory_used_avg_gb",
-    "gpu/memory_used_total_gb",
-    "gpu/memory_total_gb",
-    "process/rss_gb",
-    "attention/entropy",
-    "reciprocal/share",
-    "ra_cross_token/gate_mean",
-    "ra_cross_token/gate_std",
-    "mlp_attn_gate/gate_mean",
-    "layer/1/attention/entropy",
-    "layer/0/mlp_attn_gate/gate_std",
-]
-
-
-def test_trackers_receive_every_published_name(configure: Configure, train: Callable) -> None:
-    """Records of a real run with samples of a GPU."""
-    done = train(configure(**EVERYTHING, PEAK_TFLOPS="0.5"))
-    gpu = {"index": 0, "compute_util": 91.0, "memory_used_mib": 1024.0, "memory_total_mib": 4096.0}
-    gpu |= {"power_watts": None, "temperature_celsius": None}
-    sample = {"ts": 0.0, "rss_mib": 512.0, "cpu_seconds": 1.0, "gpus": [gpu]}
-    done.files.telemetry.write_text(f"{sample}\n".replace("'", '"').replace("None", "null"))
-    told: dict[str, float] = {}
-    for _, metrics in RecordReader(done.files, ReadCursor()).new():
-        told |= metrics
-    told |= best_validation_metrics(done.files)
-    assert [name for name in PUBLISHED if name not in told] == []
-    values = done.rows("statistics")[0]["values"]
-    shares = values["reciprocal/share"]
-    assert told["reciprocal/share"] == pytest.approx(sum(shares) / len(shares))
-    assert told["layer/1/attention/entropy"] == values["attention/entropy"][1]
-    # The last block has no such gate.
-    assert values["mlp_attn_gate/gate_mean"][1] is None
-    assert told["mlp_attn_gate/gate_mean"] == values["mlp_attn_gate/gate_mean"][0]
-    assert "layer/1/mlp_attn_gate/gate_mean" not in told

@@ -1,22 +1,20 @@
 """One optimizer step, and non-finite values."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 
 from gpt2.training.loop import optimizer_step, train_step, warm_up
 from gpt2.training.metrics import MetricsLog
-from gpt2.training.state import StepMetrics, TrainingSession
+from gpt2.training.state import StepMetrics
 from lib.errors import RunError
 from lib.pruning.pruners import prunable_parameters
 
-Open = Callable[..., TrainingSession]
 NO_PRUNING = {"PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
 
 
-def test_bf16_gradients_are_those_of_each_micro_batch_by_itself(session: Open) -> None:
+def test_bf16_gradients_are_those_of_each_micro_batch_by_itself(session):
     """Weights are cast once for all micro-batches, with the bits of casting them each time."""
     opened = session(
         PRECISION_BF16=True, PRECISION_WHY="as it is", DROPOUT="0.0", GRAD_CLIP="0", **NO_PRUNING
@@ -33,7 +31,7 @@ def test_bf16_gradients_are_those_of_each_micro_batch_by_itself(session: Open) -
     assert torch.equal(measured.gradient_norms, expected)
 
 
-def test_rows_before_the_bad_step_are_written(session: Open) -> None:
+def test_rows_before_the_bad_step_are_written(session):
     """Without CHECK_NUMERICS, metrics are read when the log is written."""
     opened = session()
     log = MetricsLog(opened)
@@ -52,7 +50,7 @@ def test_rows_before_the_bad_step_are_written(session: Open) -> None:
         log.flush()
 
 
-def test_pruned_weights_are_excluded_from_the_norm(session: Open) -> None:
+def test_pruned_weights_are_excluded_from_the_norm(session):
     opened = session(PRUNING_SPARSITY="0.9", GRAD_CLIP="0", GRAD_ACCUMULATION=1, BATCH_SIZE=4)
     opened.pruner.after_step(12, 1.0, opened.optimizer)
     # Keep the gradients for inspection.
@@ -68,7 +66,7 @@ def test_pruned_weights_are_excluded_from_the_norm(session: Open) -> None:
             torch.testing.assert_close(norm, alive.norm(), rtol=1e-4, atol=0)
 
 
-def test_warm_up_leaves_no_trace(session: Open) -> None:
+def test_warm_up_leaves_no_trace(session):
     opened = session(WARMUP_ITERATIONS=3)
     weights = {name: w.clone() for name, w in opened.weights().items()}
     state = opened.state_dict()
@@ -84,7 +82,7 @@ def test_warm_up_leaves_no_trace(session: Open) -> None:
     assert repr(after["pruner"]) == repr(state["pruner"])
 
 
-def test_bf16_runs_matrix_products_in_bf16_and_keeps_weights_in_fp32(session: Open) -> None:
+def test_bf16_runs_matrix_products_in_bf16_and_keeps_weights_in_fp32(session):
     opened = session(PRECISION_BF16=True, PRECISION_WHY="as it is")
     seen = []
     linear = opened.model.h[0].mlp.c_fc

@@ -20,7 +20,7 @@ from gpt2.running.backend import train_in_worker
 from lib.runner.worker import ParentConnection, train_worker
 from lib.runs.lease import Lease
 from lib.runs.run_dir import RunDir, State
-from tests.gpt2.training.conftest import SPLITS, Ranks, Trained, Trainer
+from tests.gpt2.training.conftest import SPLITS, Trained
 
 Configure = Callable[..., Config]
 # Statistics and an evaluation after two steps, a checkpoint after three, statistics and the final
@@ -63,9 +63,7 @@ def finished(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_a_stop_at_any_poll_loses_nothing(
-    configure: Configure, together: Callable, finished: Callable, size: int
-) -> None:
+def test_a_stop_at_any_poll_loses_nothing(configure, together, finished, size):
     config, other = configure(**SHORT, **SPLITS[size]), []
     for poll in count(1):
         name = f"stopped-{poll}"
@@ -79,7 +77,7 @@ def test_a_stop_at_any_poll_loses_nothing(
     assert not other, f"other bytes after a stop at poll {other} of {POLLS[size]}"
 
 
-def test_a_stop_requested_while_a_run_starts_stops_it(configure: Configure, train: Trainer) -> None:
+def test_a_stop_requested_while_a_run_starts_stops_it(configure, train):
     """As ``make stop`` requests it, before the worker has loaded torch."""
     config = configure(**SHORT)
     train.prepare(config, "run").stop_request.touch()
@@ -109,14 +107,7 @@ MOMENTS = {
     ("moment", "size"),
     [*((moment, 1) for moment in MOMENTS), *((moment, 2) for moment in [*MOMENTS][1::3])],
 )
-def test_a_signal_at_any_call_loses_nothing(
-    configure: Configure,
-    train: Trainer,
-    ranks: Ranks,
-    finished: Callable,
-    moment: str,
-    size: int,
-) -> None:
+def test_a_signal_at_any_call_loses_nothing(configure, train, ranks, finished, moment, size):
     """SIGTERM to every worker, as a batch system sends it."""
     target, calls, state = MOMENTS[moment]
     run = RunDir(train.folder / "run")

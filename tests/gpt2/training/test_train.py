@@ -3,30 +3,23 @@
 import csv
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 
-from gpt2.config import Config
 from gpt2.training.loop import optimizer_step
 from gpt2.training.state import TrainingSession
 from lib.errors import EXIT_INTERRUPTED, EXIT_TIME_LIMIT
 from lib.files import sha256_file
 from lib.optim.schedule import learning_rate_at
 from lib.runs.run_dir import State, read_status
-from tests.gpt2.training.conftest import Trained
 
-Configure = Callable[..., Config]
-Open = Callable[..., TrainingSession]
 NO_PRUNING = {"PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
 
 
-def test_a_run_leaves_results_that_agree_with_each_other(
-    configure: Configure, trained: Trained
-) -> None:
+def test_a_run_leaves_results_that_agree_with_each_other(configure, trained):
     config, done = configure(), trained
     final = done.summary()["final"]
     weights = safetensors.torch.load_file(done.files.weights)
@@ -48,7 +41,7 @@ def test_a_run_leaves_results_that_agree_with_each_other(
     assert final["val_loss"] < math.log(257)
 
 
-def test_every_iteration_has_a_row(configure: Configure, trained: Trained) -> None:
+def test_every_iteration_has_a_row(configure, trained):
     config = configure()
     rows = trained.rows("train")
     assert [row["iteration"] for row in rows] == list(range(1, 13))
@@ -59,9 +52,7 @@ def test_every_iteration_has_a_row(configure: Configure, trained: Trained) -> No
     assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
 
 
-def test_evaluations_are_recorded_at_their_intervals_and_at_the_end(
-    configure: Configure, train: Callable, trained: Trained
-) -> None:
+def test_evaluations_are_recorded_at_their_intervals_and_at_the_end(configure, train, trained):
     rows = trained.rows("eval")
     assert [row["iteration"] for row in rows] == [5, 10, 12]
     assert rows[-1]["val_loss"] == trained.summary()["final"]["val_loss"]
@@ -81,8 +72,8 @@ def test_evaluations_are_recorded_at_their_intervals_and_at_the_end(
     ],
 )
 def test_intervals_warm_up_loaders_and_checkpointing_change_no_result(
-    configure: Configure, train: Callable, trained: Trained, changes: dict
-) -> None:
+    configure, train, trained, changes
+):
     other = train(configure(**changes))
     assert trained.rows("train") == other.rows("train")
     for name in ("weights", "per_query", "sample"):
@@ -90,7 +81,7 @@ def test_intervals_warm_up_loaders_and_checkpointing_change_no_result(
         assert sha256_file(files[0]) == sha256_file(files[1]), name
 
 
-def test_the_same_configuration_gives_the_same_bytes(configure: Configure, train: Callable) -> None:
+def test_the_same_configuration_gives_the_same_bytes(configure, train):
     first = train(configure(), "first")
     torch.manual_seed(999)
     second = train(configure(), "second")
@@ -101,7 +92,7 @@ def test_the_same_configuration_gives_the_same_bytes(configure: Configure, train
     assert first.core() != train(configure(SEED=2), "third").core()
 
 
-def test_the_split_of_a_batch_changes_only_rounding(session: Open) -> None:
+def test_the_split_of_a_batch_changes_only_rounding(session):
     shape = {"GLOBAL_BATCH": 8, "DROPOUT": "0.0", **NO_PRUNING, "GRAD_CLIP": "0"}
     found = []
     for size, count in ((8, 1), (4, 2), (1, 8)):
@@ -115,7 +106,7 @@ def test_the_split_of_a_batch_changes_only_rounding(session: Open) -> None:
         )
 
 
-def test_gradients_are_clipped_and_the_optimizer_receives_the_norm_before(session: Open) -> None:
+def test_gradients_are_clipped_and_the_optimizer_receives_the_norm_before(session):
     opened = session(GRAD_CLIP="0.001", DROPOUT="0.0")
     seen = []
 
@@ -132,9 +123,7 @@ def test_gradients_are_clipped_and_the_optimizer_receives_the_norm_before(sessio
     torch.testing.assert_close(after, torch.tensor(0.001), rtol=1e-3, atol=0)
 
 
-def test_the_end_of_a_run_is_named_while_its_steps_are_done(
-    configure: Configure, train: Callable
-) -> None:
+def test_the_end_of_a_run_is_named_while_its_steps_are_done(configure, train):
     done = train(configure(SAMPLE_TOKENS=4, BATCH_SIZE=1, GRAD_ACCUMULATION=4, EVAL_TOKENS=320))
     last = max(i for i, event in enumerate(done.events) if event["kind"] == "progress")
     doing = [event["text"] for event in done.events[last:] if event["kind"] == "doing"]
@@ -144,7 +133,7 @@ def test_the_end_of_a_run_is_named_while_its_steps_are_done(
     assert "evaluating" not in done.files.logs.read_text()
 
 
-def test_progress_is_reported(trained: Trained) -> None:
+def test_progress_is_reported(trained):
     done = trained
     events = [event for event in done.events if event["kind"] == "progress"]
     assert [event["iteration"] for event in events] == [3, 6, 9, 12]
@@ -155,7 +144,7 @@ def test_progress_is_reported(trained: Trained) -> None:
     assert "TRAIN paper_repro | cpu " in done.lines() and "DONE val loss" in done.lines()
 
 
-def test_volatile_values_are_recorded_separately(trained: Trained) -> None:
+def test_volatile_values_are_recorded_separately(trained):
     done = trained
     timing = [json.loads(line) for line in done.files.timing.read_text().splitlines()]
     assert [row["iteration"] for row in timing] == [3, 6, 9, 12]
@@ -180,7 +169,7 @@ def test_volatile_values_are_recorded_separately(trained: Trained) -> None:
     }
 
 
-def test_a_stop_request_saves_and_is_reported(configure: Configure, train: Callable) -> None:
+def test_a_stop_request_saves_and_is_reported(configure, train):
     stopped = train(configure(), stop_at=7)
     assert stopped.status.state is State.INTERRUPTED
     assert stopped.status.exit_code == EXIT_INTERRUPTED
@@ -189,9 +178,7 @@ def test_a_stop_request_saves_and_is_reported(configure: Configure, train: Calla
     assert (stopped.files.checkpoints / "step-00000007").is_dir()
 
 
-def test_the_time_limit_of_a_run_saves_too(
-    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_limit_of_a_run_saves_too(configure, train, monkeypatch):
     minutes = iter(range(0, 10**6, 60))
     monkeypatch.setattr("gpt2.training.records.time.monotonic", lambda: float(next(minutes)))
     stopped = train(configure(RUN_TIME_LIMIT_SECONDS=500))
@@ -202,18 +189,14 @@ def test_the_time_limit_of_a_run_saves_too(
     assert train(configure()).status.state is State.SUCCESS
 
 
-def test_the_evaluated_text_does_not_change_training(
-    configure: Configure, train: Callable, trained: Trained
-) -> None:
+def test_the_evaluated_text_does_not_change_training(configure, train, trained):
     other = train(configure(EVAL_TOKENS=120))
     assert trained.rows("train") == other.rows("train")
     assert sha256_file(trained.files.weights) == sha256_file(other.files.weights)
     assert trained.rows("eval") != other.rows("eval")
 
 
-def test_the_default_seed_is_recorded_and_determines_results(
-    configure: Configure, train: Callable, trained: Trained
-) -> None:
+def test_the_default_seed_is_recorded_and_determines_results(configure, train, trained):
     runs = {1: trained, 7: train(configure(SEED=7))}
     for seed, done in runs.items():
         assert done.manifest()["seeds"]["seed"] == seed
@@ -227,9 +210,7 @@ def test_the_default_seed_is_recorded_and_determines_results(
     assert orders[0] != orders[1]
 
 
-def test_rows_have_the_exact_measured_losses(
-    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_have_the_exact_measured_losses(configure, train, monkeypatch):
     measured: list[float] = []
 
     def noted(session: TrainingSession, *rest: Any) -> Any:

@@ -1,7 +1,6 @@
 """MFU is the model's FLOPs over the devices' peak, and null if the peak is unknown."""
 
 import itertools
-from collections.abc import Callable
 from unittest import mock
 
 import pytest
@@ -9,13 +8,9 @@ import torch
 
 from gpt2.config import Config
 from gpt2.training.metrics import peak_flops
-from gpt2.training.state import TrainingSession
 from lib.errors import ConfigError
 from lib.tracking.reader import ReadCursor, RecordReader
-from tests.gpt2.training.conftest import Trained
 from tests.json_rows import read_rows
-
-Configure = Callable[..., Config]
 
 
 def matrix_flops(config: Config) -> float:
@@ -25,9 +20,7 @@ def matrix_flops(config: Config) -> float:
     return 3 * (2 * of_a_block + 2 * c * vocabulary)
 
 
-def test_speed_and_mfu_of_a_line_are_those_of_its_interval(
-    configure: Configure, train: Callable
-) -> None:
+def test_speed_and_mfu_of_a_line_are_those_of_its_interval(configure, train):
     done = train(configure(PEAK_TFLOPS="0.25"))
     rows = [*read_rows(done.files.timing)]
     flops = matrix_flops(configure())
@@ -43,7 +36,7 @@ def test_speed_and_mfu_of_a_line_are_those_of_its_interval(
     assert [told[row["iteration"]]["mfu"] for row in rows] == [row["mfu"] for row in rows]
 
 
-def test_a_cpu_has_no_mfu_and_one_line_reports_it(trained: Trained) -> None:
+def test_a_cpu_has_no_mfu_and_one_line_reports_it(trained):
     done = trained
     assert {row["mfu"] for row in read_rows(done.files.timing)} == {None}
     (line,) = [text for text in done.files.logs.read_text().splitlines() if "MFU" in text]
@@ -51,7 +44,7 @@ def test_a_cpu_has_no_mfu_and_one_line_reports_it(trained: Trained) -> None:
     assert not any("mfu" in metrics for _, metrics in RecordReader(done.files, ReadCursor()).new())
 
 
-def test_all_devices_of_a_run_count(session: Callable[..., TrainingSession]) -> None:
+def test_all_devices_of_a_run_count(session):
     opened = session()
     opened.device = torch.device("cuda")
     with (
@@ -62,7 +55,7 @@ def test_all_devices_of_a_run_count(session: Callable[..., TrainingSession]) -> 
 
 
 @pytest.mark.parametrize("text", ["fast", "0", "-3", "nan", "inf"])
-def test_the_peak_must_be_a_positive_number(configure: Configure, text: str) -> None:
+def test_the_peak_must_be_a_positive_number(configure, text):
     with pytest.raises(ConfigError, match="PEAK_TFLOPS"):
         configure(PEAK_TFLOPS=text)
     assert configure(PEAK_TFLOPS="19.5").hash8 == configure().hash8

@@ -1,16 +1,13 @@
 """A run with DETERMINISTIC_WARN lists its non-deterministic operations."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from gpt2.config import Config
 from gpt2.training.state import TrainState
 from lib.env.ranks import current_process
 
-Configure = Callable[..., Config]
 WARN = {"DETERMINISTIC_WARN": True, "EVAL_INTERVAL": 0}
 
 
@@ -28,9 +25,7 @@ def scattering(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("scattering")
-def test_a_warning_is_logged_once_and_survives_an_interruption(
-    configure: Configure, train: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_warning_is_logged_once_and_survives_an_interruption(configure, train, monkeypatch):
     config = configure(**WARN)
     lines = train(config, stop_at=7).lines()
     assert [line.startswith("WARN ") for line in lines.splitlines() if "put_" in line] == [True]
@@ -44,17 +39,13 @@ def test_a_warning_is_logged_once_and_survives_an_interruption(
 
 
 @pytest.mark.usefixtures("scattering")
-def test_a_warning_of_any_rank_is_recorded(
-    configure: Configure, train: Callable, ranks: Callable
-) -> None:
+def test_a_warning_of_any_rank_is_recorded(configure, train, ranks):
     config = configure(GPUS=2, BATCH_SIZE=1, **WARN)
     assert ranks(2, lambda rank: train(config).status.state) == ["SUCCESS"] * 2
     assert train.found("run").manifest()["nondeterministic_ops_warned"] == ["put_"]
 
 
-def test_no_warnings_and_disabled_warnings_are_distinguished(
-    configure: Configure, train: Callable
-) -> None:
+def test_no_warnings_and_disabled_warnings_are_distinguished(configure, train):
     for name, how, found in (("warn", "WARN", []), ("strict", "STRICT", None)):
         config = configure(**{**WARN, "DETERMINISTIC_WARN": None, f"DETERMINISTIC_{how}": True})
         assert train(config, name).manifest()["nondeterministic_ops_warned"] == found

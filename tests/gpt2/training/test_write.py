@@ -37,7 +37,7 @@ def written(run: RunDir, build_dir: Path, *words: str) -> tuple[str, list[dict[s
     return "".join(shown), texts
 
 
-def test_a_document_has_the_texts_and_what_determines_them(run: RunDir, build_dir: Path) -> None:
+def test_a_document_has_the_texts_and_what_determines_them(run, build_dir):
     words = ("--prompt", "a", "--tokens", "5", "--temperature", "0.5", "--json")
     given = options("generate", "--run", str(run.path), "-O", str(build_dir), *words)
     document = json.loads(generate(given))
@@ -47,7 +47,7 @@ def test_a_document_has_the_texts_and_what_determines_them(run: RunDir, build_di
     assert (document["prompt"], document["seed"]) == ("a", 1)
 
 
-def test_seed_and_number_determine_the_texts(run: RunDir, build_dir: Path) -> None:
+def test_seed_and_number_determine_the_texts(run, build_dir):
     one, _ = written(run, build_dir, "--prompt", "an é", "--tokens", "20")
     two, texts = written(run, build_dir, "--prompt", "an é", "--tokens", "20", "--samples", "2")
     other, _ = written(run, build_dir, "--prompt", "an é", "--tokens", "20", "--seed", "2")
@@ -68,16 +68,12 @@ def test_seed_and_number_determine_the_texts(run: RunDir, build_dir: Path) -> No
         ("--prompt \udcff", "PROMPT", "usage.invalid-encoding"),
     ],
 )
-def test_invalid_arguments_are_rejected(
-    run: RunDir, build_dir: Path, words: str, name: str, code: str
-) -> None:
+def test_invalid_arguments_are_rejected(run, build_dir, words, name, code):
     error = error_of(written, run, build_dir, *words.split())
     assert error.codes == [code] and error.problems[0].where == name
 
 
-def test_unfinished_and_damaged_runs_are_rejected(
-    trained: Trained, build_dir: Path, tmp_path: Path
-) -> None:
+def test_unfinished_and_damaged_runs_are_rejected(trained, build_dir, tmp_path):
     run = RunDir(shutil.copytree(trained.files.path, tmp_path / "run"))
     status = run.status.read_text()
     run.status.write_text(status.replace("SUCCESS", "INTERRUPTED"))
@@ -94,7 +90,7 @@ def test_unfinished_and_damaged_runs_are_rejected(
         written(run, build_dir)
 
 
-def test_a_pattern_names_one_run(build_dir: Path) -> None:
+def test_a_pattern_names_one_run(build_dir):
     write_build(build_dir, BASE)
     for named, seeds, code, value in (
         ("nope", "", "run.not-found", "'nope'"),
@@ -107,9 +103,7 @@ def test_a_pattern_names_one_run(build_dir: Path) -> None:
         assert error.value.codes == [code] and value in str(error.value)
 
 
-def test_characters_are_shown_whole_and_the_end_of_text_ends_it(
-    run: RunDir, build_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_characters_are_shown_whole_and_the_end_of_text_ends_it(run, build_dir, monkeypatch):
     """é in two tokens, an invalid first byte, a truncated character, end of text."""
     ids = [*"é".encode(), 0xFF, *"b€".encode()[:-1], 256, 97]
     monkeypatch.setattr("gpt2.generate.generate", lambda *_: iter(ids))
