@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ def core(run: RunDir) -> list[bytes]:
 
 
 @pytest.mark.slow
-def test_make_and_torchrun_leave_the_same_bytes(build: Callable) -> None:
+def test_make_and_torchrun_leave_the_same_bytes(build):
     folder = build(**BOTH)
     run = single(folder)
     code, _table, said = folder.command(RUNNER)
@@ -62,7 +61,7 @@ def test_make_and_torchrun_leave_the_same_bytes(build: Callable) -> None:
     assert core(run) == made
 
 
-def test_without_a_launcher_the_error_has_the_torchrun_command(build: Callable) -> None:
+def test_without_a_launcher_the_error_has_the_torchrun_command(build):
     folder = build(**BOTH)
     code, _, said = folder.command(*IN_PROCESS)
     assert code == 3
@@ -73,9 +72,7 @@ def test_without_a_launcher_the_error_has_the_torchrun_command(build: Callable) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-def test_a_half_trained_run_goes_on_with_another_number_of_processes(
-    build: Callable, before: int, after: int
-) -> None:
+def test_a_half_trained_run_goes_on_with_another_number_of_processes(build, before, after):
     divided = {size: {"GPUS": size, "GRAD_ACCUMULATION": 2 // size} for size in (1, 2)}
     folder = build(
         **{**BOTH, **divided[before], "DROPOUT": "0", "MAX_ITERS": 60, "LOG_INTERVAL": 1}

@@ -55,9 +55,7 @@ def command(
     return done.returncode, done.stdout, done.stderr
 
 
-def test_uncommitted_code_requires_a_flag_and_is_recorded(
-    clone: Path, tmp_path: Path, server: CommandServer
-) -> None:
+def test_uncommitted_code_requires_a_flag_and_is_recorded(clone, tmp_path, server):
     model = clone / "gpt2" / "model.py"
     model.write_text(model.read_text() + "# Edited.\n")
     code, _, said = command(clone, *IN_PROCESS, server=server)

@@ -6,7 +6,6 @@ Blocks marked ``sh`` are run as written by ``test_worked_examples``.
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -106,7 +105,7 @@ def option_words(command: Command, variables: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_each_command_is_read_and_planned(page: str, tmp_path: Path) -> None:
+def test_each_command_is_read_and_planned(page, tmp_path):
     call("defconfig", [_STUDY, "-O", str(tmp_path)])
     for text, target, variables in commands(page):
         name, _, spec = target.partition("-")
@@ -133,7 +132,7 @@ def study(build: Callable[..., Folder]) -> Folder:
 
 
 @pytest.mark.long
-def test_each_command_runs_on_a_small_study(study: Folder) -> None:
+def test_each_command_runs_on_a_small_study(study):
     done, failed = set(), []
     for text, target, variables in (each for page in PAGES for each in commands(page)):
         name = target if target in COMMANDS else "defconfig"

@@ -33,7 +33,7 @@ def machine(build: Callable) -> Callable[..., Any]:
     return train
 
 
-def test_runs_are_placed_one_to_a_gpu_and_shown_there(machine: Callable) -> None:
+def test_runs_are_placed_one_to_a_gpu_and_shown_there(machine):
     code, said, states, lines = machine("0-4")
     assert code == 0 and states == [State.SUCCESS] * 5, said
     used = [line["gpus"] for line in lines]
@@ -44,9 +44,7 @@ def test_runs_are_placed_one_to_a_gpu_and_shown_there(machine: Callable) -> None
     assert all(f"GPU {n}" in said for n in range(4)), said
 
 
-def test_a_run_of_several_processes_takes_as_many_gpus_and_leaves_a_busy_one(
-    machine: Callable,
-) -> None:
+def test_a_run_of_several_processes_takes_as_many_gpus_and_leaves_a_busy_one(machine):
     two = "GPUS=2 BATCH_SIZE=1 GRAD_ACCUMULATION=2"
     code, said, states, lines = machine("0-2", two, count=6, busy=1)
     assert code == 0 and states == [State.SUCCESS] * 3, said
@@ -60,14 +58,14 @@ def test_a_run_of_several_processes_takes_as_many_gpus_and_leaves_a_busy_one(
     assert {tuple(each[0][2]) for each in placed} == {("0", "2"), ("3", "4")}
 
 
-def test_a_lost_gpu_gets_no_other_run_and_its_run_goes_on_elsewhere(machine: Callable) -> None:
+def test_a_lost_gpu_gets_no_other_run_and_its_run_goes_on_elsewhere(machine):
     code, said, states, lines = machine("0-3", count=2, lost=["1"], seconds=0.5)
     assert code == 0 and states == [State.SUCCESS] * 4, said
     assert [line["gpus"] for line in lines].count(["1"]) == 1
     assert "GPU 1 is not used any more: CUDA error: GPU is lost" in said and "FAIL" not in said
 
 
-def test_without_a_gpu_left_the_runs_wait_for_the_next_make(machine: Callable) -> None:
+def test_without_a_gpu_left_the_runs_wait_for_the_next_make(machine):
     code, said, states, lines = machine("0-3", count=2, lost=["0", "1"], seconds=0.5)
     assert code == 1 and states == [State.INTERRUPTED] * 2, said
     assert len(lines) == 2 and "0 done, 0 failed, 4 left; to resume" in said

@@ -84,7 +84,7 @@ def evaluates(study: Path) -> bool:
     )
 
 
-def test_a_signal_to_every_process_saves_the_run_and_loses_no_sidecar(build) -> None:
+def test_a_signal_to_every_process_saves_the_run_and_loses_no_sidecar(build):
     """As a batch system preempts a job."""
     folder = build(MAX_ITERS=100_000, LOADER_WORKERS=1, TELEMETRY_INTERVAL=1, LOG_INTERVAL=1)
     (run,) = map(RunDir, folder.runs("0"))

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from lib.project import ROOT
@@ -42,7 +41,7 @@ def trained(folder: Path, cwd: Path, umask: int, **variables: str) -> dict[str, 
     return {file.name: file.read_bytes() for file in core}
 
 
-def test_folder_locale_and_time_do_not_change_results(build: Callable, tmp_path: Path) -> None:
+def test_folder_locale_and_time_do_not_change_results(build, tmp_path):
     here = build(**TINY).path
     there = tmp_path / "elsewhere, ünder another näme"
     there.mkdir()

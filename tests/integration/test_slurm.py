@@ -113,7 +113,7 @@ class Study:
         ).splitlines()
 
 
-def test_workers_train_each_run_once_with_the_bytes_of_make(study) -> None:
+def test_workers_train_each_run_once_with_the_bytes_of_make(study):
     job = study("0-2", SLURM_WORKERS=2)
     alone = job.alone()
     code, script, _ = job.command("slurm")
@@ -126,7 +126,7 @@ def test_workers_train_each_run_once_with_the_bytes_of_make(study) -> None:
     assert all(lease and lease.token == 1 and lease.holder and lease.holder.job for lease in leases)
 
 
-def test_a_worker_whose_time_is_nearly_over_is_requeued_and_its_run_goes_on(study) -> None:
+def test_a_worker_whose_time_is_nearly_over_is_requeued_and_its_run_goes_on(study):
     # The run must last until the signal arrives.
     job = study("0", SLURM_WORKERS=1, MAX_ITERS=400, LOG_INTERVAL=1)
     job.submit()
@@ -142,7 +142,7 @@ def test_a_worker_whose_time_is_nearly_over_is_requeued_and_its_run_goes_on(stud
 
 
 @pytest.mark.long
-def test_a_preempted_worker_is_requeued_and_its_run_ends_with_the_same_bytes(study) -> None:
+def test_a_preempted_worker_is_requeued_and_its_run_ends_with_the_same_bytes(study):
     job = study("0,3", SLURM_WORKERS=2, MAX_ITERS=400, LOG_INTERVAL=1)
     alone = job.submit_both()
     job.cluster.command(
@@ -156,7 +156,7 @@ def test_a_preempted_worker_is_requeued_and_its_run_ends_with_the_same_bytes(stu
 
 
 @pytest.mark.long
-def test_a_killed_controller_costs_no_run(study) -> None:
+def test_a_killed_controller_costs_no_run(study):
     job = study("0,3", SLURM_WORKERS=3, MAX_ITERS=400, LOG_INTERVAL=1)
     alone = job.submit_both()
     # slurmctld saves its state within five seconds.
@@ -168,7 +168,7 @@ def test_a_killed_controller_costs_no_run(study) -> None:
     assert outcome(job.folder.path) == alone
 
 
-def test_status_shows_the_queue_and_stop_cancels_what_waits(study) -> None:
+def test_status_shows_the_queue_and_stop_cancels_what_waits(study):
     job = study(SLURM_WORKERS=4, MAX_ITERS=1_000_000, LOG_INTERVAL=1)
     assert job.command("stop")[0] == 2
     job.submit()
@@ -183,7 +183,7 @@ def test_status_shows_the_queue_and_stop_cancels_what_waits(study) -> None:
     assert job.states().count(State.INTERRUPTED) == 2 and job.states().count(None) == 2
 
 
-def test_the_documented_job_trains_one_run_on_two_nodes_with_the_bytes_of_make(study) -> None:
+def test_the_documented_job_trains_one_run_on_two_nodes_with_the_bytes_of_make(study):
     """With one gloo process a node, and the names of the nodes resolved to this machine."""
     text = (ROOT / "docs/distributed.md").read_text()
     (script,) = re.findall(r"^```\n(#!/bin/bash\n#SBATCH --nodes=2 .*?)^```", text, re.M | re.S)

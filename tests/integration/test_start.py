@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,7 @@ raise ImportError("torch goes on")
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_an_interrupted_import_exits_with_one_line(tmp_path, ignored: bool) -> None:
+def test_an_interrupted_import_exits_with_one_line(tmp_path, ignored):
     (tmp_path / "torch.py").write_text(TORCH)
     script = python_module_command("lib.kablate", "validate-machine")
     # Like a background job of a shell.
@@ -42,7 +41,7 @@ def test_an_interrupted_import_exits_with_one_line(tmp_path, ignored: bool) -> N
         assert (done.returncode, done.stdout, done.stderr) == (130, "", "EXIT    code 130\n")
 
 
-def test_after_the_imports_keyboard_interrupt_is_raised(tmp_path) -> None:
+def test_after_the_imports_keyboard_interrupt_is_raised(tmp_path):
     text = f"""
 import os, signal, sys
 sys.path.insert(0, {str(ROOT / "scripts")!r})
@@ -63,7 +62,7 @@ console.run_main(main)
     assert (done.returncode, done.stdout, done.stderr) == (130, "saved\n", "EXIT    code 130\n")
 
 
-def test_a_locale_without_the_characters_prints_question_marks(tmp_path: Path) -> None:
+def test_a_locale_without_the_characters_prints_question_marks(tmp_path):
     write_build(tmp_path, {**SMALL, "TRACKER_RUN_NAME": "Δ of é"})
     ascii_locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     command = [

@@ -3,7 +3,7 @@
 import json
 
 
-def test_machine_validation_as_json(build) -> None:
+def test_machine_validation_as_json(build):
     script = "validate-machine"
     code, text, said = build().command(script, "--device", "cpu", JSON="1")
     assert code == 0, said

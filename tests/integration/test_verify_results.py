@@ -161,7 +161,7 @@ def failing(found: Checklist) -> dict[str, CheckRow]:
     return {row.check: row for row in failing_rows(found["rows"])}
 
 
-def test_a_fair_pair_passes_with_the_facts_to_publish(pair: Pair) -> None:
+def test_a_fair_pair_passes_with_the_facts_to_publish(pair):
     done = pair.make()
     assert done.returncode == 0, done.stdout + done.stderr
     # Columns are padded to one width.
@@ -250,7 +250,7 @@ NAMED = (
 )
 
 
-def test_each_confound_is_refused_and_named(check: Callable, copies: list[RunDir]) -> None:
+def test_each_confound_is_refused_and_named(check, copies):
     plant(copies[0], manifest={"environment__packages__fortune": "2.0"})
     plant(copies[1], **CONFOUNDS)
     found = check(*copies)
@@ -263,14 +263,12 @@ def test_each_confound_is_refused_and_named(check: Callable, copies: list[RunDir
         assert copies[1].path.name in rows[name].runs
 
 
-def test_a_package_that_one_run_lacks_passes(check: Callable, copies: list[RunDir]) -> None:
+def test_a_package_that_one_run_lacks_passes(check, copies):
     plant(copies[1], manifest={"environment__packages__fortune": "1.0"})
     assert failing(check(*copies)) == {}
 
 
-def test_what_was_declared_may_differ_and_is_said(
-    pair: Pair, copies: list[RunDir], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_declared_may_differ_and_is_said(pair, copies, monkeypatch):
     plant(copies[1], **COMPILED)
     monkeypatch.setattr("lib.runs.code.ROOT", pair.tree)
     axes = {copies[0].path: set(), copies[1].path: {"RECIPROCAL", "COMPILE"}}
@@ -280,9 +278,7 @@ def test_what_was_declared_may_differ_and_is_said(
     assert what["compile"] == "off; declared to differ: COMPILE"
 
 
-def test_a_key_that_nobody_has_is_unknown_and_not_equal(
-    check: Callable, copies: list[RunDir]
-) -> None:
+def test_a_key_that_nobody_has_is_unknown_and_not_equal(check, copies):
     for run in copies:
         facts = read_facts(run)
         write_json(
@@ -303,13 +299,13 @@ def test_a_key_that_nobody_has_is_unknown_and_not_equal(
             assert what in rows["tracker"].what.split("; ")
 
 
-def test_a_run_without_facts_for_trackers_is_unknown(check: Callable, copies: list[RunDir]) -> None:
+def test_a_run_without_facts_for_trackers_is_unknown(check, copies):
     copies[1].tracker_facts.unlink()
     (row,) = failing(check(*copies)).values()
     assert (row.check, row.verdict) == ("tracker", UNDECIDED)
 
 
-def test_an_edit_that_is_not_sealed_is_found(check: Callable, copies: list[RunDir]) -> None:
+def test_an_edit_that_is_not_sealed_is_found(check, copies):
     text = copies[1].summary.read_text()
     # Another length is damage of the run, which is refused before.
     digit = re.compile(r'(?<="val_loss": \d\.)\d')
@@ -317,9 +313,7 @@ def test_an_edit_that_is_not_sealed_is_found(check: Callable, copies: list[RunDi
     assert failing(check(*copies)).keys() == {"records"}
 
 
-def test_a_sealed_edit_is_found_by_what_the_tracker_was_told(
-    check: Callable, copies: list[RunDir], ask: TrackerQuery
-) -> None:
+def test_a_sealed_edit_is_found_by_what_the_tracker_was_told(check, copies, ask):
     plant(copies[1], {"LEARNING_RATE": "1e-3"}, told={"learning_rate": 1e-3})
     rows = failing(check(*copies, ask=ask))
     assert rows.keys() == {"tracker", "other settings and kernels"}
@@ -329,9 +323,7 @@ def test_a_sealed_edit_is_found_by_what_the_tracker_was_told(
     assert "manifest_sha256 of " in rows["tracker"].what and rows["tracker"].runs == [name]
 
 
-def test_a_server_without_the_runs_is_unknown(
-    check: Callable, pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_without_the_runs_is_unknown(check, pair, monkeypatch):
     with serving() as empty:
         monkeypatch.setenv("WANDB_BASE_URL", empty.url)
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
@@ -340,9 +332,7 @@ def test_a_server_without_the_runs_is_unknown(
     assert f"no run of kablate-ratio in me at {empty.url} has the id of baseline-s1-" in row.what
 
 
-def test_a_server_is_asked_for_its_own_settings(
-    pair: Pair, access: tuple[WandbServer, dict[str, str]]
-) -> None:
+def test_a_server_is_asked_for_its_own_settings(pair, access):
     wandb_server, variables = access
     for run in wandb_server.runs.values():
         run.config["batch_size"]["value"] = 64
@@ -367,9 +357,7 @@ def clone(pair: Pair, tmp_path: Path) -> Path:
     return tmp_path / "clone"
 
 
-def test_without_a_remote_nothing_is_known_to_be_public(
-    check: Callable, pair: Pair, clone: Path
-) -> None:
+def test_without_a_remote_nothing_is_known_to_be_public(check, pair, clone):
     git(clone, "remote", "remove", "origin")
     found = check(*pair.runs, tree=clone)
     (row,) = failing(found).values()
@@ -382,9 +370,7 @@ def test_without_a_remote_nothing_is_known_to_be_public(
     assert found["exit_code"] == 4
 
 
-def test_a_commit_that_was_not_pushed_is_not_public(
-    check: Callable, pair: Pair, clone: Path, tmp_path: Path
-) -> None:
+def test_a_commit_that_was_not_pushed_is_not_public(check, pair, clone, tmp_path):
     git(tmp_path, "init", "-q", "--bare", "empty")
     git(clone, "remote", "set-url", "origin", str(tmp_path / "empty"))
     git(clone, "fetch", "-q", "--prune", "origin")
@@ -393,9 +379,7 @@ def test_a_commit_that_was_not_pushed_is_not_public(
     assert "git push origin" in row.next
 
 
-def test_another_commit_of_the_same_code_is_shown_and_passes(
-    check: Callable, copies: list[RunDir], clone: Path
-) -> None:
+def test_another_commit_of_the_same_code_is_shown_and_passes(check, copies, clone):
     (clone / "README.md").write_text("Other words.\n")
     git(clone, "commit", "-q", "-a", "-m", "words")
     git(clone, "push", "-q", "origin", "HEAD:refs/heads/words")
@@ -413,7 +397,7 @@ def test_another_commit_of_the_same_code_is_shown_and_passes(
     assert rows["commit holds the code"].what.endswith(": gpt2/training/loop.py")
 
 
-def test_single_seeds_are_not_published(pair: Pair) -> None:
+def test_single_seeds_are_not_published(pair):
     done = pair.make(SEEDS="1")
     assert done.returncode == 2 and "EXIT    code 4" in done.stderr
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("REFUSE"))
@@ -425,7 +409,7 @@ def test_single_seeds_are_not_published(pair: Pair) -> None:
     assert ": 1 of " in done.stdout
 
 
-def test_every_variant_needs_the_same_seeds(check: Callable, pair: Pair) -> None:
+def test_every_variant_needs_the_same_seeds(check, pair):
     baselines, others = pair.trained[::2], pair.trained[1::2]
     (row,) = failing(check(*baselines, *others[:2], min_seeds=2)).values()
     assert (row.check, row.verdict) == ("seeds", FAIL)
@@ -439,7 +423,7 @@ def test_every_variant_needs_the_same_seeds(check: Callable, pair: Pair) -> None
     assert "make SEEDS=1,2,3,4 &&" in row.next
 
 
-def test_a_seed_counts_once(check: Callable, pair: Pair, copies: list[RunDir]) -> None:
+def test_a_seed_counts_once(check, pair, copies):
     found = check(*pair.trained, *copies, min_seeds=3)
     (row,) = failing(found).values()
     assert row.what == (
@@ -449,7 +433,7 @@ def test_a_seed_counts_once(check: Callable, pair: Pair, copies: list[RunDir]) -
     assert failing(check(*pair.trained, min_seeds=3)) == {}
 
 
-def test_directories_declare_nothing_by_themselves(pair: Pair, copies: list[RunDir]) -> None:
+def test_directories_declare_nothing_by_themselves(pair, copies):
     named = f"RUNS={copies[0].path} {copies[1].path}"
     done = pair.make(named)
     assert "REFUSE  other settings and kernels: RECIPROCAL: - (baseline-s1-" in done.stderr

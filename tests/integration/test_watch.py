@@ -50,7 +50,7 @@ def _trains(run: RunDir) -> bool:
     return 0 in beats and any(row["msg"] == "train" for row in read_rows(beats[0]))
 
 
-def test_they_are_shown_and_stopped_one_by_one_and_all(at_work) -> None:
+def test_they_are_shown_and_stopped_one_by_one_and_all(at_work):
     folder, process = at_work
     paths = [RunDir(path) for path in folder.runs("0,2")]
     code, text, said = folder.command("watch", "--json", STEPS="0,2")
@@ -92,7 +92,7 @@ def test_they_are_shown_and_stopped_one_by_one_and_all(at_work) -> None:
     assert code == 2 and "[run.not-active]" in said
 
 
-def test_a_silent_run_is_an_alarm(build) -> None:
+def test_a_silent_run_is_an_alarm(build):
     folder = build()
     assert folder.command("all", STEPS="0")[0] == 0
     (path,) = folder.runs("0")

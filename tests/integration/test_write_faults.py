@@ -1,7 +1,6 @@
 """Commands that cannot write one of their files: one error, nothing torn, and the next call goes on."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ def check(name: str, outcome: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_files_that_cannot_be_written(with_write_faults: Callable[..., Any]) -> None:
+def test_files_that_cannot_be_written(with_write_faults):
     with temporary_folder() as folder:
         outcomes = with_write_faults("fail_at_write", folder, *SUITE)
     for name, outcome in outcomes.items():
@@ -38,7 +37,7 @@ def test_files_that_cannot_be_written(with_write_faults: Callable[..., Any]) -> 
 
 
 @pytest.mark.long
-def test_more_files_that_cannot_be_written(with_write_faults: Callable[..., Any]) -> None:
+def test_more_files_that_cannot_be_written(with_write_faults):
     with temporary_folder() as folder:
         rest = [name for name in CASES if name not in SUITE]
         outcomes = with_write_faults("fail_at_write", folder, *rest)

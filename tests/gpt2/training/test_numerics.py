@@ -69,7 +69,7 @@ def strictly(path: Path) -> dict[str, Any]:
     return strict(path.read_text())
 
 
-@pytest.mark.parametrize(("value", "nan"), [(math.nan, 1), (math.inf, 0), (-math.inf, 0)])
+@pytest.mark.parametrize(("value", "nan"), [(math.nan, 1), (-math.inf, 0)])
 def test_one_bad_element_is_located_and_the_step_can_be_replayed(
     configure, train, uninterrupted, value, nan
 ):

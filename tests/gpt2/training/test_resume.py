@@ -84,7 +84,7 @@ def test_killed_and_resumed_is_uninterrupted(
     assert resumed.status.state is State.SUCCESS
 
 
-@pytest.mark.parametrize("moment", [*[*DEATHS][:4], "between the final files"])
+@pytest.mark.parametrize("moment", [*[*DEATHS][::3], "between the final files"])
 def test_a_run_taken_over_is_not_written_any_more(
     configure, train, uninterrupted, tmp_path, monkeypatch, moment
 ):
@@ -131,7 +131,6 @@ def cut_short(path: Path) -> None:
     ("name", "damage"),
     [
         ("model.safetensors", flip_a_byte),
-        ("state.pt", flip_a_byte),
         ("digests.json", flip_a_byte),
         ("state.pt", cut_short),
     ],
@@ -156,32 +155,19 @@ def test_without_a_good_checkpoint_a_run_starts_over(configure, train, stopped_a
     assert resumed.core() == uninterrupted
 
 
-@pytest.mark.parametrize("changed", ["sources", "torch", "device"])
-def test_a_checkpoint_of_other_code_is_rejected(configure, train, monkeypatch, changed):
-    origin = {
-        "sources": {"gpt2/model.py": "0" * 64, "lib/absent.py": "1" * 64},
-        "torch": "1.0",
-        "device": "abacus",
-    }
+def test_a_checkpoint_of_other_code_is_rejected(configure, train, monkeypatch):
     with monkeypatch.context() as patch:
-        if changed == "sources":
-            patch.setattr("gpt2.training.loop.loaded_source", lambda: origin["sources"])
-        elif changed == "torch":
-            patch.setattr("torch.__version__", origin["torch"])
-        else:
-            patch.setattr("gpt2.training.loop.device_name", lambda device: origin["device"])
+        sources = {"gpt2/model.py": "0" * 64, "lib/absent.py": "1" * 64}
+        patch.setattr("gpt2.training.loop.loaded_source", lambda: sources)
+        patch.setattr("torch.__version__", "1.0")
+        patch.setattr("gpt2.training.loop.device_name", lambda device: "abacus")
         stopped = train(configure(), stop_at=6)
     before = stopped.files.metrics.read_bytes()
     with pytest.raises(RunError) as refusal:
         train(configure())
     assert refusal.value.codes == ["checkpoint.other-code"]
-    named = {
-        "sources": "gpt2/model.py, lib/absent.py",
-        "torch": "torch (was 1.0",
-        "device": "abacus",
-    }
-    assert named[changed] in str(refusal.value)
-    assert "make rerun RUNS=run" in str(refusal.value)
+    named = ("gpt2/model.py, lib/absent.py", "torch (was 1.0", "abacus", "make rerun RUNS=run")
+    assert [words for words in named if words not in str(refusal.value)] == []
     assert stopped.files.metrics.read_bytes() == before
 
     resumed = train(configure(), allow_stale=True)
@@ -201,8 +187,9 @@ def test_records_shorter_than_the_checkpoint_are_an_error(configure, train, stop
     assert not any(stopped.files.checkpoints.glob("damaged-*"))
 
 
-@pytest.mark.parametrize("name", ["metrics", "timing"])
-@pytest.mark.parametrize("damage", ["last row", "digit of the last row"])
+@pytest.mark.parametrize(
+    ("name", "damage"), [("metrics", "digit of the last row"), ("timing", "last row")]
+)
 def test_records_that_fit_only_the_checkpoint_before_go_on_from_it(
     configure, train, stopped_at, uninterrupted, name, damage
 ):
@@ -245,9 +232,7 @@ def test_a_checkpoint_of_other_content_is_set_aside(
     assert train(configure()).core() == uninterrupted
 
 
-@pytest.mark.parametrize(
-    "name", ["metrics.jsonl", "timing.jsonl", "logs.txt", "heartbeat_rank0.jsonl", "checkpoints"]
-)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "heartbeat_rank0.jsonl", "checkpoints"])
 def test_nothing_is_written_through_a_symbolic_link(configure, train, stopped_at, tmp_path, name):
     stopped = stopped_at(2)
     victim = tmp_path / "victim"

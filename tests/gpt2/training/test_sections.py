@@ -110,14 +110,6 @@ def test_a_run_without_a_result_is_left_out(planned):
     assert [row[0] for row in speed.rows] == ["full s1"]
 
 
-def test_the_ranking_of_a_sweep_comes_first(planned):
-    plan = planned()
-    table = read_study(plan.study, [replace(plan.runs[0], variant=RunVariant(s)) for s in "ab"])
-    swept = replace(plan, sweep="LEARNING_RATE=1e-3,2e-3")
-    assert [part.title for part in _sections_of(swept, table)] == ["Ranking", "Speed"]
-    assert [part.title for part in _sections_of(plan, table)] == []
-
-
 def test_a_section_is_in_the_text_and_in_the_document():
     part = TableSection(
         "Speed", ("run", "step ms"), [("a", "1.0"), ("b", "20.0")], "By the clock.\n"

@@ -16,7 +16,6 @@ from gpt2.records.audit import audit
 from gpt2.training.metrics import record_statistics
 from lib.runs.run_dir import State
 from lib.tracking.watch import raised_alarms, read_watched_records
-from tests.gpt2.training.test_oom import memory_for
 from tests.json_rows import read_rows
 
 NONE = {"STATISTICS_INTERVAL": 0}
@@ -51,7 +50,7 @@ def learned(done: Any) -> list[Any]:
     return rows + [file.read_bytes() for file in files]
 
 
-@pytest.mark.parametrize("mechanisms", [{}, EVERYTHING, NSA], ids=["plain", "everything", "nsa"])
+@pytest.mark.parametrize("mechanisms", [EVERYTHING, NSA], ids=["everything", "nsa"])
 @pytest.mark.slow
 def test_statistics_do_not_change_results(configure, train, mechanisms, build_dir):
     few = {**mechanisms, "MAX_ITERS": 6}
@@ -98,8 +97,8 @@ def test_statistics_use_the_same_text_at_every_iteration(session):
 def test_statistics_of_an_interrupted_run_are_the_same(configure, train):
     config = configure(STATISTICS_INTERVAL=2)
     whole = train(config, "whole").core()
-    # Between two statistics, at one, with a checkpoint, with an evaluation, and at the end.
-    for iteration in (3, 4, 10, 12):
+    # Between two statistics, and at one, with an evaluation.
+    for iteration in (3, 10):
         train(config, "resumed", stop_at=iteration)
     assert train(config, "resumed").core() == whole
 
@@ -158,13 +157,6 @@ def test_collapsed_gates_reach_the_alarms(configure, train):
     # Over all layers, and of the worst layer for the alarms.
     assert beat["statistics"]["nsa/gate_collapsed"] == 0.5
     assert beat["gate_entropy"] < 0.01 < 0.5 < beat["statistics"]["nsa/gate_entropy"]
-
-
-def test_a_fallback_reaches_the_alarms(configure, train):
-    config = configure(RUN_PROFILE_MAXOUT_SPEED=True, BATCH_SIZE=4, GRAD_ACCUMULATION=1)
-    with memory_for(2, since=2):
-        done = train(config)
-    assert watched(done, config)["fallbacks"] == "1 fallbacks, 0 at the start"
 
 
 HEARTBEAT = [

@@ -204,15 +204,6 @@ def test_facts_reach_the_tracker(configure, train, fake):
     assert end["config"]["manifest_sha256"] == sha256_file(done.files.manifest)
 
 
-def test_default_names(configure, train, fake):
-    train(configure(**WANDB), "first")
-    train(configure(**WANDB, TRACKER_PROJECT="ours"), "second")
-    first, second = fake.told("init")
-    assert (first["name"], second["name"]) == ("first", "second")
-    assert second["project"] == "ours"
-    assert first["id"] != second["id"]
-
-
 CAUSES = {
     "log raise": "RuntimeError: the fake has failed",
     "log exit": "exit code 3",
@@ -252,18 +243,6 @@ def test_a_lost_tracker_is_reported_during_the_run(configure, train, fake, monke
     tags = [line.split()[0] for line in train(configure(**WANDB)).lines().splitlines()]
     assert tags.count("WARN") == 1
     assert tags.index("WARN") < tags.index("DONE")
-
-
-def test_a_tracker_lost_after_the_last_check_is_reported(configure, train, fake, monkeypatch):
-    def look_too_early(self: sidecar.Sidecars) -> None:
-        for mirror in self._running:
-            # Exited, but not reaped.
-            os.waitid(os.P_PID, mirror.process.pid, os.WEXITED | os.WNOWAIT)
-
-    monkeypatch.setenv("FAKE_TROUBLE", "init raise")
-    monkeypatch.setattr(sidecar.Sidecars, "check", look_too_early)
-    done = train(configure(**WANDB))
-    assert (done.status.exit_code, done.lines().count("WARN tracker_wandb is lost")) == (0, 1)
 
 
 @pytest.mark.parametrize(("trouble", "before"), [("init raise", 0), ("finish raise", 12)])
