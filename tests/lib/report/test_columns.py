@@ -357,22 +357,15 @@ def markdown_grid(text: str, heading: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("column", list(texts("base")))
-def test_markdown(document: dict[str, Any], column: str) -> None:
-    rows = markdown_grid(to_markdown(document), "# demo")
-    assert list(rows[0]) == list(texts("base"))
-    assert [row[column] for row in rows] == [texts(step)[column] for step in PARENTS]
-
-
-@pytest.mark.parametrize("column", list(texts("base")))
-def test_latex(document: dict[str, Any], column: str) -> None:
+def test_markdown_and_latex(document: dict[str, Any], column: str) -> None:
     text = to_latex(document)
     for code, plain in ((r"\ensuremath{\pm}", "±"), (r"\ensuremath{\Delta}", "Δ")):
         text = text.replace(code, plain)
     body = text.partition(r"\toprule")[2].replace("\\%", "%").replace("\\#", "#")
     lines = [line.removesuffix(r" \\") for line in body.splitlines() if "&" in line]
-    rows = grid(lines, " & ")
-    assert list(rows[0]) == list(texts("base"))
-    assert [row[column] for row in rows] == [texts(step)[column] for step in PARENTS]
+    for rows in (grid(lines, " & "), markdown_grid(to_markdown(document), "# demo")):
+        assert list(rows[0]) == list(texts("base"))
+        assert [row[column] for row in rows] == [texts(step)[column] for step in PARENTS]
 
 
 def verdict_texts(step: str, other: str) -> dict[str, str]:
