@@ -53,9 +53,9 @@ class Audit(NamedTuple):
 
 def audit(run: RunDir, build_dir: Path) -> Audit:
     """Audit a run from its directory, and against its data set if the data set is available."""
-    record = RunRecord(run)
-    verdict = Audit(str(run.path), [*_file_findings(record)], [])
-    findings, notes = verdict.findings, verdict.notes
+    record, notes = RunRecord(run), list[str]()
+    findings = [*_file_findings(record)]
+    verdict = Audit(str(run.path), findings, notes)
     if unreadable := [Finding.of(error) for error in _unreadable(record, _CONTENTS)]:
         findings.extend(each for each in unreadable if each not in findings)
         notes.append("recomputation: not every file can be read")
@@ -143,9 +143,8 @@ def _figures(record: RunRecord) -> Iterator[Check]:
     name, steps = run.per_query.name, {item.eval_step for item in record.documents}
     yield name, "eval_step", [final.iterations], [*steps]
     with open(run.per_query, encoding="utf-8", newline="") as stream:
-        for number, (row, cells) in enumerate(
-            zip(record.documents, csv.DictReader(stream), strict=True), 1
-        ):
+        rows = zip(record.documents, csv.DictReader(stream), strict=True)
+        for number, (row, cells) in enumerate(rows, 1):
             bits = "" if row.bits_per_byte is None else repr(row.bits_per_byte)
             yield name, f"nll_mean of row {number}", repr(row.nll_mean), cells["nll_mean"]
             yield name, f"bits_per_byte of row {number}", bits, cells["bits_per_byte"]
@@ -157,15 +156,12 @@ def _training_rows(record: RunRecord) -> Iterator[Check]:
     # Of an iteration.
     order = ("train", "statistics", "eval")
     keys = [(row["iteration"], order.index(row["kind"])) for row in record.metrics_fields]
-    order_of_rows = "by iteration, none twice"
-    rows = f"one for each of {final.iterations} iterations"
-    found = order_of_rows if keys == sorted(set(keys)) else "another"
-    yield name, "order of rows", order_of_rows, found
-    missing = _gap(record)
+    expected = "by iteration, none twice"
+    yield name, "order of rows", expected, expected if keys == sorted(set(keys)) else "another"
+    missing, rows = _gap(record), f"one for each of {final.iterations} iterations"
     yield name, "rows", rows, missing or rows
     if not missing:
-        tokens = max(row["tokens"] for row in record.metrics_fields)
-        yield name, "tokens", final.tokens, tokens
+        yield name, "tokens", final.tokens, max(row["tokens"] for row in record.metrics_fields)
     last = record.metrics_fields[-1]
     yield name, "kind of the last row", "eval", last["kind"]
     if last["kind"] != "eval":
@@ -237,8 +233,8 @@ def _configuration(record: RunRecord, build_dir: Path, notes: list[str]) -> Iter
 
 def _documents(record: RunRecord, config: Config, build_dir: Path) -> Iterator[Check]:
     """Compare the per-document rows with the documents of the evaluation. Raises DataError."""
-    split = _held_out(record.manifest.value(str, "data", "digest"), config, build_dir)
     data_dir = dataset.data_folder(config.data, build_dir)
+    split = _held_out(record.manifest.value(str, "data", "digest"), data_dir)
     vocabulary = tokenizer.load_tokenizer(config.data.tokenizer, data_dir)
     budget = config.data.eval_tokens, config.data.eval_documents
     windows = evaluation_windows(split, config.model.shape.block_size, *budget)
@@ -250,9 +246,8 @@ def _documents(record: RunRecord, config: Config, build_dir: Path) -> Iterator[C
             yield name, f"{field} of row {number}", value, vars(row)[field]
 
 
-def _held_out(digest: str, config: Config, build_dir: Path) -> TokenSplit:
+def _held_out(digest: str, data_dir: Path) -> TokenSplit:
     """Return the validation split of the data set ``digest``, verified. Raises DataError."""
-    data_dir = dataset.data_folder(config.data, build_dir)
     for path in sorted(data_dir.glob(f"*/{dataset.MANIFEST}")):
         if dataset.read_manifest(path.parent)["digest"] == digest:
             return dataset.open_folder(path.parent).val

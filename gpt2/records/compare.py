@@ -73,24 +73,18 @@ def compare(
         study = whole_study(make_plan(layers, build_dir, seeds=seeds, yes=True, optional=True))
     planned = {run.path.resolve(): run for run in study.runs} if study else {}
     names, declared = names_of(records), set[str]()
-    if study and paths <= planned.keys():
+    is_planned = paths <= planned.keys()
+    if study and is_planned:
         # A planned run has a configuration even if this code cannot read the recorded one.
         for path in paths:
             names |= symbol_names(planned[path].config)
         declared = left.symbols.keys() & set().union(*declared_axes(study, records, "").values())
-    fields = [*words(axis), *sorted(declared)]
-    result = compare_runs(left, right, names, fields, words(label_by))
-    folder = left.run.path.resolve().parent
-    if (
-        not paths <= planned.keys()
-        and result["verdict"] == NOT_COMPARABLE
-        and folder in right.run.path.resolve().parents
-    ):
-        log(
-            "NOTE",
-            f"{folder.name} is not the study of .config, whose steps declare what may differ: load its "
-            "configuration (make defconfig-NAME), or name the differences (AXIS=SYMBOL,..)",
-        )
+    result = compare_runs(left, right, names, [*words(axis), *sorted(declared)], words(label_by))
+    folder, *others = {path.parent for path in paths}
+    if result["verdict"] == NOT_COMPARABLE and not is_planned and not others:
+        what = f"{folder.name} is not the study of .config, whose steps declare what may differ: "
+        what += "load its configuration (make defconfig-NAME), or name the differences "
+        log("NOTE", f"{what}(AXIS=SYMBOL,..)")
     return result
 
 

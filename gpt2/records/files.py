@@ -43,10 +43,10 @@ _SHIPPED = ("defconfig", "fragment")
 def write_resolved_config(
     run: RunDir, config: Config, settings: Mapping[str, ExplicitSetting] | None = None
 ) -> None:
-    """Write all symbol values, the run's identity, and the source of each non-default value, as JSON,
-    which is valid YAML. Private values are empty, beside their digests.
+    """Write symbols, identity and sources of settings as JSON, which is valid YAML.
 
-    Raises ConfigError, without changing any file, if the directory belongs to a different run.
+    Private values are empty, beside their digests. Raises ConfigError if the directory belongs to a
+    different run.
     """
     recorded = config.hash8
     with contextlib.suppress(RecordError):
@@ -192,9 +192,6 @@ def require_identity(config: Config, record: RunRecord) -> None:
 @cache
 def _tree() -> KconfigTree:
     return KconfigTree()
-
-
-# Runs by their names.
 
 
 _LIST_RUNS = "type: make plan, to list the runs"

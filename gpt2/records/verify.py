@@ -123,9 +123,8 @@ def _values(record: RunRecord, section: str, *names: str) -> list[Any]:
 
 def query_run_directory(run: RunDir) -> TrackerConfig:
     """Return the configuration sent to trackers, read from the run directory."""
-    if not run.tracker_facts.exists():
-        return f"{run.tracker_facts} does not exist"
-    return sent_config(run)
+    facts = run.tracker_facts
+    return sent_config(run) if facts.exists() else f"{facts} does not exist"
 
 
 def tracker_query(source: RunSource) -> TrackerQuery:
@@ -355,10 +354,9 @@ def _seeds_of_variants(records: Records) -> dict[str, list[int]]:
 
 
 def _by_variant(variants: Mapping[str, Sequence[int]]) -> str:
-    distinct = {name: {*seeds} for name, seeds in variants.items()}
+    distinct = ((name, {*seeds}) for name, seeds in variants.items())
     return values_by_run_text(
-        (name, f"seed{'s' if len(own) > 1 else ''} {_listed(own)}")
-        for name, own in distinct.items()
+        (name, f"seed{'s' * (len(s) > 1)} {_listed(s)}") for name, s in distinct
     )
 
 
@@ -370,7 +368,6 @@ def _listed(seeds: Set[int], separator: str = ", ") -> str:
 
 
 def _commit_rows(records: Records) -> list[CheckRow]:
-    """Return four rows; a missing commit is reported as neither public nor comparable."""
     commits = dict.fromkeys(_value(record, "code.git_sha") for record in records)
     present = [sha for sha in commits if sha not in (UNKNOWN, None) and has_commit(sha)]
     branches = {sha: _remote_branches(sha) for sha in present}
@@ -423,11 +420,8 @@ def _remote_branches(sha: str) -> list[str] | None:
     return (output or b"").decode().split()
 
 
-# Texts of rows that pass: the facts to publish.
-
-
 def _texts(records: Records) -> dict[str, str]:
-    """Return {group: text of its row if all runs agree}."""
+    """Return {group: text of its row if all runs agree}: the facts to publish."""
     first = records[0]
     whole, micro, accumulation, tokens = _values(
         first, "batch", "global_sequences", "micro_batch", "accumulation", "tokens_per_iteration"

@@ -18,6 +18,7 @@ _SCHEMA_VERSION = 2
 _MAX_REASONS_SHOWN = 8
 _MAX_VALUE_CHARS = 48
 PASS, FAIL, UNDECIDED = "PASS", "FAIL", "UNKNOWN"
+_DECIDED = ("BETTER", "WORSE")
 
 Values = Mapping[str, Any]
 # Keys: ``source`` (the tracker), ``runs``, ``rows`` and ``exit_code``.
@@ -159,11 +160,8 @@ def _open(verdicts: list[Values], least: int) -> Iterator[CheckRemark]:
 
 def _aa_row(document: Values, arms: Collection[str]) -> CheckRow:
     """Return the row of the A/A steps, which have no effect by construction."""
-    steps = [step for step in document["aa_steps"] if step["step"] in arms]
-    words = [(step["name"], step["verdict"]) for step in steps]
-    remarks = [
-        CheckRemark(FAIL, f"{name}: {word}") for name, word in words if word in ("BETTER", "WORSE")
-    ]
+    words = [(s["name"], s["verdict"]) for s in document["aa_steps"] if s["step"] in arms]
+    remarks = [CheckRemark(FAIL, f"{n}: {word}") for n, word in words if word in _DECIDED]
     if document["aa_failed"] and not remarks:
         remarks = [CheckRemark(FAIL, "an A/A step failed at an earlier look")]
     remarks += [CheckRemark(UNDECIDED, f"{name}: no word") for name, word in words if not word]
@@ -173,7 +171,7 @@ def _aa_row(document: Values, arms: Collection[str]) -> CheckRow:
         "one of 20 studies has this by chance: search for what differs between its runs, then train the "
         f"study with other seeds (make SEEDS={more}), and publish both"
     )
-    passed = "no effect where there is none" if steps else "no run of one"
+    passed = "no effect where there is none" if words else "no run of one"
     return check_row("A/A step", passed, remarks, advice)
 
 
@@ -181,22 +179,22 @@ def _outdated(
     document: Values, runs: list[Values], verdicts: list[Values], file: Path
 ) -> Iterator[CheckRemark]:
     """Yield how the written document, which is compared only, differs from that of today's runs."""
-    now = _results(document)
+    now, then = _results(document), None
     try:
         written = read_json_object(file)
-        then, is_readable = _results(written), written["schema_version"] == SCHEMA_VERSION
+        if written["schema_version"] == SCHEMA_VERSION:
+            then = _results(written)
     except RecordError as error:
         yield CheckRemark(UNDECIDED, f"{file}: {error.problems[0].what}")
         return
     except (KeyError, TypeError):
-        is_readable = False
-    if not is_readable:
+        then = None
+    if then is None:
         yield CheckRemark(UNDECIDED, f"{file} is of another version, or damaged")
         return
-    for key, label, run in (
-        *((run["folder"], run["label"], run["folder"]) for run in runs),
-        *((verdict["name"], verdict["name"], "") for verdict in verdicts),
-    ):
+    compared = [(run["folder"], run["label"], run["folder"]) for run in runs]
+    compared += [(verdict["name"], verdict["name"], "") for verdict in verdicts]
+    for key, label, run in compared:
         if then.get(key) != now[key]:
             yield CheckRemark(FAIL, f"{label}: another result in {VERDICTS_FILE}", run)
     variants = {run["variant"] for run in runs}
@@ -209,10 +207,7 @@ def _outdated(
 
 def _results(document: Values) -> dict[str, list[Any]]:
     """Return what a second training changes. Raises KeyError or TypeError if damaged."""
-    runs = [{**run} for run in document["runs"]]
-    results = {
-        run["folder"]: [run.get(k) for k in ("configuration", "run_id", "commit", "weights")]
-        for run in runs
-    }
+    names = ("configuration", "run_id", "commit", "weights")
+    runs = {run["folder"]: [{**run}.get(k) for k in names] for run in document["runs"]}
     verdicts = {v["name"]: [v["verdict"], v["difference"], v["n"]] for v in document["verdicts"]}
-    return {**results, **verdicts}
+    return {**runs, **verdicts}

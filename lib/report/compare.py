@@ -1,10 +1,7 @@
 """Comparison of two run directories: comparability, bitwise equality and loss differences.
 
-Files are compared in the order in which a run writes them: initial weights, rows of metrics.jsonl,
-rows of per_query.csv, final weights, summary. ``timing`` and logs depend on the machine and are not
-compared. Both runs are evaluated on the same documents, so each document gives a pair of losses.
-Their spread is over documents of these two models; it does not estimate the spread over seeds. A
-test over documents would reject for two seeds of one configuration too, so no p is computed.
+Files are compared in the order in which a run writes them; ``timing`` and logs depend on the machine.
+The spread of losses over documents does not estimate that over seeds: no p is computed from it.
 """
 
 import statistics
@@ -15,21 +12,10 @@ from typing import Any
 
 import safetensors
 
-from lib.errors import (
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_NOT_COMPARABLE,
-    ConfigError,
-    Problem,
-    visible,
-)
+from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_COMPARABLE, ConfigError, Problem, visible
 from lib.files import sha256_file
 from lib.report.render import json_document
-from lib.report.run_facts import (
-    field_differences,
-    observed_facts,
-    settings_of,
-)
+from lib.report.run_facts import field_differences, observed_facts, settings_of
 from lib.runs.documents import DocumentResult, evaluation_metrics
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
@@ -49,14 +35,20 @@ Comparison = dict[str, Any]
 
 def compare_bitwise(a: RunRecord, b: RunRecord) -> Comparison:
     """Return ``first``, the first difference of two runs, or ``same``. Raises ConfigError."""
-    rows = _rows(a), _rows(b)
-    skipped = _other_intervals(a, b, *rows)
+    left, right = (
+        {
+            (fields["kind"], row.iteration): fields
+            for row, fields in zip(record.metrics, record.metrics_fields, strict=True)
+        }
+        for record in (a, b)
+    )
+    skipped = _other_intervals(a, b, left, right)
     try:
-        if (difference := next(_differences(a, b, *rows, skipped), None)) is not None:
-            file, place, field, left, right = difference
-            return {"first": {"file": file, "place": place, "field": field, "a": left, "b": right}}
+        if (difference := next(_differences(a, b, left, right, skipped), None)) is not None:
+            names = ("file", "place", "field", "a", "b")
+            return {"first": dict(zip(names, difference, strict=True))}
         same = {
-            "rows": sum(key not in skipped for key in rows[0]),
+            "rows": sum(key not in skipped for key in left),
             "documents": len(a.documents),
             "weights_sha256": sha256_file(a.run.weights),
             # That only one run has because the two runs use different intervals.
@@ -74,11 +66,6 @@ _Key = tuple[str, int]
 _Rows = Mapping[_Key, Mapping[str, Any]]
 # File, place in it such as "iteration 7", field, and both values.
 _Difference = tuple[str, str, str, Any, Any]
-
-
-def _rows(record: RunRecord) -> _Rows:
-    typed = zip(record.metrics, record.metrics_fields, strict=True)
-    return {(fields["kind"], row.iteration): fields for row, fields in typed}
 
 
 def _other_intervals(a: RunRecord, b: RunRecord, left: _Rows, right: _Rows) -> set[_Key]:
@@ -101,7 +88,11 @@ def _differences(
         yield from _fields("metrics.jsonl", f"iteration {key[1]}", left[key], right[key])
     for old, new in zip(a.documents, b.documents, strict=False):
         yield from _fields("per_query.csv", f"document {old.item_id}", vars(old), vars(new))
-    yield from _final_weights(a.run, b.run)
+    weights = a.run.weights, b.run.weights
+    old, new = map(sha256_file, weights)
+    if old != new:
+        yield from _fields(weights[0].name, "tensors", *map(_tensors, weights))
+        yield weights[0].name, "the file", "sha256", old, new
     yield from _fields("summary.json", "final", *(r.summary.value(dict, "final") for r in (a, b)))
     # The lengths are last: a difference inside the common rows is the earlier one.
     one_sided = [key for key in left.keys() ^ right.keys() if key not in skipped]
@@ -120,13 +111,6 @@ def _fields(
             yield file, place, name, old.get(name), new.get(name)
 
 
-def _final_weights(a: RunDir, b: RunDir) -> Iterator[_Difference]:
-    digests = sha256_file(a.weights), sha256_file(b.weights)
-    if digests[0] != digests[1]:
-        yield from _fields(a.weights.name, "tensors", _tensors(a.weights), _tensors(b.weights))
-        yield a.weights.name, "the file", "sha256", *digests
-
-
 def _tensors(file: Path) -> dict[str, str]:
     """Return {name: type, shape and digest} of the tensors in a file of weights."""
     with safetensors.safe_open(file, framework="np") as weights:
@@ -140,9 +124,7 @@ def _tensors(file: Path) -> dict[str, str]:
 def compare_document_losses(
     a: Sequence[DocumentResult], b: Sequence[DocumentResult]
 ) -> dict[str, Any]:
-    """Return losses over all tokens of two runs, in nats per token, and the spread of A - B over
-    documents; ``a_better`` and ``equal`` are numbers of documents.
-    """
+    """Return losses over all tokens, in nats per token, and the spread of A - B over documents."""
     gaps = [(x.nll_sum - y.nll_sum) / x.n_tokens for x, y in zip(a, b, strict=True)]
     losses = [evaluation_metrics(documents)["val_loss"] for documents in (a, b)]
     return {

@@ -1,7 +1,7 @@
 """The report of a study as one web page, rendered from its document and its series.
 
 The templates escape every text, and the content security policy allows no request and no script
-except that of the page. The same document gives the same bytes.
+except that of the page.
 """
 
 import base64
@@ -82,11 +82,8 @@ def write_report(document: Values, series: Sequence[Values], folder: Path) -> Pa
 
 def report_page(document: Values, series: Sequence[Values]) -> str:
     """Return the report as one self-contained page."""
-    charts, verdicts, rows = (
-        study_figures(document, series),
-        verdicts_of(document),
-        rows_of(document),
-    )
+    charts, verdicts = study_figures(document, series), verdicts_of(document)
+    rows = rows_of(document)
     runs = {run["folder"]: {**run, "anchor": f"run-{i}"} for i, run in enumerate(document["runs"])}
     return render_page(
         "report.html.jinja",
@@ -99,10 +96,7 @@ def report_page(document: Values, series: Sequence[Values]) -> str:
         verdicts=_cells(VERDICTS, verdicts),
         verdict_notes=[*remark_notes(verdicts), *legend(document)],
         results=_cells(columns(document), rows),
-        further=[
-            (title, _cells(shown, lines), note)
-            for title, shown, lines, note in further_tables(document)
-        ],
+        further=[(t, _cells(shown, lines), n) for t, shown, lines, n in further_tables(document)],
         # Row → seed → run.
         runs={
             row["name"]: {runs[name]["seed"]: runs[name] for name in row["runs"]} for row in rows
@@ -116,22 +110,20 @@ def report_page(document: Values, series: Sequence[Values]) -> str:
 def _cells(shown: Sequence[Column], rows: Sequence[Any]) -> dict[str, Any]:
     """Return the columns with a text, and the rows, each with its cells."""
     filled, lines = grid(shown, rows)
-    cells = [
-        [
-            {
-                "text": "" if text == "-" else text if column.is_left else text.replace("-", "−"),
-                "value": row.get(column.csv[0]) if column.csv else None,
-                "style": column.style(row),
-            }
-            for column, text in zip(filled, texts, strict=True)
-        ]
-        for row, texts in zip(rows, lines, strict=True)
-    ]
+
+    def cell(column: Column, row: Any, text: str) -> dict[str, Any]:
+        shown = text if column.is_left else text.replace("-", "−")
+        value = row.get(column.csv[0]) if column.csv else None
+        return {"text": "" if text == "-" else shown, "value": value, "style": column.style(row)}
+
     return {
         "header": [column.heading for column in filled],
         "right": [i for i, column in enumerate(filled) if not column.is_left],
         "columns": filled,
-        "rows": list(zip(rows, cells, strict=True)),
+        "rows": [
+            (row, [cell(column, row, text) for column, text in zip(filled, texts, strict=True)])
+            for row, texts in zip(rows, lines, strict=True)
+        ],
     }
 
 
@@ -140,15 +132,12 @@ def _cells(shown: Sequence[Column], rows: Sequence[Any]) -> dict[str, Any]:
 
 def _tree(document: Values) -> dict[str, list[tuple[Values, Values | None]]]:
     """Return the children of each row, with the verdicts on their changes; "" for the roots."""
-    rows = document["rows"]
-    if not any(row["parent"] for row in rows):
-        return {}
     by_name = {verdict["name"]: verdict for verdict in document["verdicts"]}
-    names = {row["name"] for row in rows}
+    names = {row["name"] for row in document["rows"]}
     children: dict[str, list[tuple[Values, Values | None]]] = {"": []}
-    for row in rows:
+    for row in document["rows"]:
         parent = row["name"].removesuffix(row["slug"]) + (row["parent"] or "")
         against = row["against"]["parent"] or row["against"]["baseline"]
         is_root = not row["parent"] or parent not in names
         children.setdefault("" if is_root else parent, []).append((row, by_name.get(against)))
-    return children
+    return children if any(row["parent"] for row in document["rows"]) else {}

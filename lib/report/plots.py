@@ -1,8 +1,7 @@
-"""Figures of a study: differences with intervals, loss curves.
+"""Figures of a study: differences with intervals, loss curves, and the series that only figures draw.
 
 Every figure is narrow enough for a column of a paper and for a phone. A verdict is shown by colour,
-by marker and by its word; the words are those of the document, and nothing else in a figure claims a
-difference. The colours are safe for colour-blind readers (after Okabe and Ito 2008).
+marker and word; the colours are safe for colour-blind readers (after Okabe and Ito 2008).
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,7 +89,7 @@ def _forest(kind: str, verdicts: Sequence[Values], names: Mapping[str, str], uni
     size, scale = (_WIDTH, 62 + _ROW * len(verdicts)), Scale(len(verdicts) - 0.4, -0.6)
     name = f"forest-{kind}", "forest", _FOREST_TITLES[kind]
     chart = Chart(*name, size, (left, right, 24, 38), Scale(-limit, limit), scale)
-    chart.x_axis("", _difference_tick)
+    chart.x_axis("", lambda value: f"{value:+.4g}".replace("-", "−") if value else "0")
     direction = f"← lower loss · {unit} · higher loss →"
     chart.text(_WIDTH / 2, size[1] - 6, direction, "muted", anchor="middle")
     chart.line([0, 0], [chart.y.high, chart.y.low], "muted", width=0.8)
@@ -114,10 +113,6 @@ def _forest(kind: str, verdicts: Sequence[Values], names: Mapping[str, str], uni
         chart.text(right + 6, at, text, verdict_colour(verdict))
         _forest_row(chart, y, verdict, limit)
     return chart
-
-
-def _difference_tick(value: float) -> str:
-    return f"{value:+.4g}".replace("-", "−") if value else "0"
 
 
 def _forest_text(verdict: Values) -> str:
@@ -147,12 +142,9 @@ def _forest_row(chart: Chart, y: int, verdict: Values, limit: float) -> None:
 
 def _forest_limit(verdicts: Sequence[Values]) -> float:
     """Return the end of the axis: the largest interval, unless few of them would hide all others."""
-    ends = [
-        max(map(abs, (*(v["interval_95"] or ()), v["difference"], *v["differences"])))
-        for v in verdicts
-    ]
-    typical = median(ends)
-    shown = [end for end in ends if end <= _CUT * typical]
+    values = [(*(v["interval_95"] or ()), v["difference"], *v["differences"]) for v in verdicts]
+    ends = [max(map(abs, each)) for each in values]
+    shown = [end for end in ends if end <= _CUT * median(ends)]
     few = len(shown) >= 0.75 * len(ends)
     return 1.08 * max(shown if few else ends) or 1e-4
 
@@ -216,7 +208,7 @@ def _loss_curves(chart: Chart, rows: Sequence[Values]) -> None:
         chart.text(right - 28, top, _label(row["label"]), anchor="end")
 
 
-# The series that figures draw, over the seeds of each row. Curves describe runs: none is a verdict.
+# Series over the seeds of each row.
 
 
 # A series over training: ``at`` (tokens), and mean, smallest (``low``) and largest value (``high``)
@@ -228,18 +220,16 @@ def study_series(study: JudgedStudy) -> list[dict[str, Any]]:
     """Return the curves of each row over its seeds, and its sample: what only figures show."""
     rows, unit = {arm: finished_of(runs) for arm, runs in study.outcomes.items()}, study.plan.unit
     width = bin_width(max((r.final.tokens for row in rows.values() for r in row), default=0))
-    series = []
-    for arm, records in rows.items():
-        series.append(
-            {
-                "name": arm,
-                "training": _band([_training(record, width) for record in records]),
-                "evaluation": _band([_evaluations(record, unit) for record in records]),
-                "spikes": [list(point) for r in records for point in read_curves(r).spikes],
-                "sample": _sample(records),
-            }
-        )
-    return series
+    return [
+        {
+            "name": arm,
+            "training": _band([_training(record, width) for record in records]),
+            "evaluation": _band([_evaluations(record, unit) for record in records]),
+            "spikes": [list(point) for r in records for point in read_curves(r).spikes],
+            "sample": _sample(records),
+        }
+        for arm, records in rows.items()
+    ]
 
 
 @derived

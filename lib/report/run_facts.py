@@ -1,11 +1,8 @@
 """All facts of a run directory that can change its loss, as one flat table, and their differences.
 
-The table has three kinds of fields: settings ("optimizer.beta1"), observed facts ("torch",
-"knobs.precision_mode") and the digests of the code. A field missing from a manifest is UNKNOWN,
-and UNKNOWN compares unequal to everything, including itself.
-
-An observed fact that follows from a setting (such as the attention kernel from the mechanism) is
-not reported if that setting differs: the setting is reported instead.
+Fields are settings ("optimizer.beta1"), observed facts ("torch", "knobs.precision_mode") and digests of
+the code. A field missing from a manifest is UNKNOWN, which is unequal to everything. A fact that follows
+from a setting that differs is not reported.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +19,9 @@ from lib.runs.record import UNKNOWN, RunRecord, derived
 # Value of a setting of a component that the run does not have.
 MISSING_SETTING = "-"
 
+_VARIABLES = (
+    *("CUBLAS_WORKSPACE_CONFIG", "MKL_CBWR", "NCCL_ALGO", "NCCL_PROTO", "NVIDIA_TF32_OVERRIDE"),
+)
 # Field → path in the manifest.
 _OBSERVED: Mapping[str, Sequence[str]] = {
     "data": ("data", "digest"),
@@ -41,16 +41,7 @@ _OBSERVED: Mapping[str, Sequence[str]] = {
     "world_size": ("processes", "world_size"),
     "backend": ("processes", "backend"),
     "changed_during_run": ("code", "changed_during_run"),
-    **{
-        f"variables.{name}": ("variables", name)
-        for name in (
-            "CUBLAS_WORKSPACE_CONFIG",
-            "MKL_CBWR",
-            "NCCL_ALGO",
-            "NCCL_PROTO",
-            "NVIDIA_TF32_OVERRIDE",
-        )
-    },
+    **{f"variables.{name}": ("variables", name) for name in _VARIABLES},
 }
 # Knobs that affect only the speed.
 _SPEED_KNOBS = (
@@ -159,7 +150,9 @@ def field_differences(
     """Return every field that can change a loss and is not known to be equal, settings first."""
     left, right = settings_of(a), settings_of(b)
     settings = [
-        FieldDifference((names or {}).get(path, path), *(_setting(s, path) for s in (left, right)))
+        FieldDifference(
+            (names or {}).get(path, path), *(s.get(path, MISSING_SETTING) for s in (left, right))
+        )
         for path in differing_settings(left, right)
     ]
     return [*settings, *_observed(a, b), *_code_differences(a.sources, b.sources)]
@@ -197,14 +190,11 @@ def _code_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[FieldD
 
 def differing_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """Return the differing paths, without those that follow from another difference."""
-    paths = [path for path in sorted({*a, *b}) if _setting(a, path) != _setting(b, path)]
+    off = MISSING_SETTING
+    paths = [path for path in sorted({*a, *b}) if a.get(path, off) != b.get(path, off)]
     paths = [path for path in paths if _SETTING_FOLLOWS.get(path) not in paths]
     below = tuple(f"{path}." for path in paths)
     return [path for path in paths if (path in a and path in b) or not path.startswith(below)]
-
-
-def _setting(settings: Mapping[str, Any], path: str) -> Any:
-    return settings.get(path, MISSING_SETTING)
 
 
 def _observed(a: RunRecord, b: RunRecord) -> list[FieldDifference]:

@@ -46,7 +46,7 @@ UTILISATION_COLUMNS: Mapping[str, tuple[str, str]] = {
 
 
 def read_records(runs: Sequence[Run[Any]], unit: str = NATS) -> list[RunRecord]:
-    """Return the records of ``runs``, in order; what a study asks of them has been derived."""
+    """Return the records of ``runs``; what a study asks of them has been derived."""
     records = [RunRecord(RunDir(run.path), planned=run) for run in runs]
     try:
         for record in records:
@@ -99,15 +99,10 @@ def absent_outcome(
         state,
         details,
         undeclared=undeclared,
-        reused=_is_reused(record),
+        reused=record.run.path.parent.name != planned_run(record).study,
         ended=state not in _OPEN_STATES,
         record=record,
     )
-
-
-def _is_reused(record: RunRecord) -> bool:
-    run = planned_run(record)
-    return run.path.parent.name != run.study
 
 
 @derived
@@ -136,9 +131,6 @@ def run_origin(record: RunRecord) -> dict[str, Any]:
     }
 
 
-# Outcomes.
-
-
 def evaluated_loss(record: RunRecord, unit: str) -> float:
     """Return the loss of a finished run. Raises RecordError if it has none in ``unit``."""
     if unit == NATS:
@@ -155,11 +147,11 @@ def _finished_outcome(record: RunRecord, unit: str) -> SeedOutcome:
     final = record.final
     documents = record.documents
     digest = json_digest([document.nll_sum for document in documents])[:16]
-    attempts = record.attempts
-    # When the runner first submitted the run, or else when the run first started.
-    started_at = attempts[0].submitted_at if attempts else None
-    if started_at is None and attempts:
-        started_at = attempts[0].started_at
+    attempts, started_at = record.attempts, None
+    if attempts:
+        # When the runner first submitted the run, or else when the run first started.
+        first_at = attempts[0].submitted_at
+        started_at = attempts[0].started_at if first_at is None else first_at
     outcome = SeedOutcome(
         planned_run(record).seed,
         evaluated_loss(record, unit),
@@ -168,23 +160,20 @@ def _finished_outcome(record: RunRecord, unit: str) -> SeedOutcome:
         started_at=started_at,
         ended_at=attempts[-1].ended_at if attempts else None,
         unstable=bool(unstable_steps(record)),
-        reused=_is_reused(record),
+        reused=record.run.path.parent.name != planned_run(record).study,
         record=record,
     )
-    first = next((row.loss for row in record.train_rows), None)
-    # Pretrained weights begin below the unigram entropy: they may improve by less.
-    untrained = first is not None and first > final.unigram_entropy
-    if first is not None and untrained and final.val_loss >= first - _UNTRAINED_NATS:
-        reason = f"diverged: final loss {final.val_loss:.4f}, first loss {first:.4f}"
-        return replace(outcome, diverged=True, reason=reason)
+    first = next((row.loss for row in record.train_rows), 0.0)
     early = [row for row in record.eval_rows if row.iteration >= _EARLY_SHARE * final.iterations]
-    if early and early[0].iteration < final.iterations and final.val_loss > early[0].val_loss:
-        reason = (
-            f"diverged: final loss {final.val_loss:.4f}, loss {early[0].val_loss:.4f} at iteration "
-            f"{early[0].iteration}"
-        )
-        return replace(outcome, diverged=True, reason=reason)
-    return outcome
+    # Pretrained weights begin below the unigram entropy: they may improve by less.
+    if first > final.unigram_entropy and final.val_loss >= first - _UNTRAINED_NATS:
+        before = f"first loss {first:.4f}"
+    elif early and early[0].iteration < final.iterations and final.val_loss > early[0].val_loss:
+        before = f"loss {early[0].val_loss:.4f} at iteration {early[0].iteration}"
+    else:
+        return outcome
+    reason = f"diverged: final loss {final.val_loss:.4f}, {before}"
+    return replace(outcome, diverged=True, reason=reason)
 
 
 # Curves that a report draws, small however long the run is: a record keeps them, and no rows.
@@ -228,7 +217,6 @@ def read_curves(record: RunRecord) -> RunCurves:
 
 
 def bin_width(tokens: int) -> float:
-    """Return the tokens of one bin of a training curve of that many tokens."""
     return tokens / _BINS or 1.0
 
 
@@ -260,9 +248,8 @@ def run_utilisation(record: RunRecord) -> tuple[dict[str, float], str]:
             figures |= mean_metrics(samples)
             figures["process/rss_peak_gb"] = max(s.rss_mib for s in samples) / _MIB_PER_GB
             figures |= {"gpu/memory_used_peak_gb": max(totals) / _MIB_PER_GB} if totals else {}
-    return {
-        name: figures[name] for name in UTILISATION_COLUMNS if name in figures
-    }, unread or damage
+    known = {name: figures[name] for name in UTILISATION_COLUMNS if name in figures}
+    return known, unread or damage
 
 
 def _readable(read: Callable[[], Sequence[T]]) -> tuple[Sequence[T], str]:

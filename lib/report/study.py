@@ -1,18 +1,8 @@
 """The runs of a study, read and judged once, and the document of everything that is shown of them.
 
-A result is comparable with the baseline if the two runs differ only in planned settings. Any other is
-listed with the reason, or is in a separate part if the user names the differing fields as labels.
-
-The document is a dictionary of JSON types. Terminal, Markdown, CSV, LaTeX, page and figures render it
-and compute nothing. It is written as ``verdicts.json`` and never read back; the curves, which
-are long, are in ``lib.report.plots`` and only drawn. Losses and differences are in ``unit``; a value
-that is not known is null.
-
-``rows``: one per variant, with losses, differences, costs and the runs behind them; ``against`` names
-its comparisons with baseline and parent in ``verdicts``, or for an A/A step in ``aa_steps``.
-``runs``: one per planned run, with its origin or the reason why it has no result.
-``verdicts``: one per comparison; ``verdict`` is null if there is no word, and ``p_of_word`` is the
-corrected p on which the word rests.
+The document is a dictionary of JSON types, which all renderings show and which is never read back: a
+row per variant, a run per planned run, and a verdict per comparison (null without a word). Losses and
+differences are in ``unit``; a value that is not known is null.
 """
 
 import math
@@ -32,12 +22,7 @@ from lib.report.contrasts import (
     design_effects,
     scale_of,
 )
-from lib.report.declarations import (
-    Look,
-    VerdictPlan,
-    line_record,
-    studies_on,
-)
+from lib.report.declarations import Look, VerdictPlan, line_record, studies_on
 from lib.report.judge import declare, judge
 from lib.report.options import NATS, UNITS, sum_of_shares
 from lib.report.run_facts import (
@@ -137,10 +122,9 @@ def read_study(
 ) -> JudgedStudy:
     """Read the directories of ``runs`` and return the study, judged under the rule of ``plan``.
 
-    ``is_stale`` tells the runs made by different code. A run that differs from the baseline in more
-    than its variant's settings is reported as not comparable, unless ``label_by`` lists the differing
-    fields: then it gets a separate row labelled with their values. Raises ConfigError if ``label_by``
-    contains an unknown field, or no run has a result to label.
+    A run that differs from the baseline in more than its variant's settings is not comparable, unless
+    ``label_by`` lists the differing fields: then it gets a separate row labelled with their values.
+    Raises ConfigError if it lists an unknown field, or no run has a result to label.
     """
     plan = plan or VerdictPlan()
     records = read_records(runs, plan.unit)
@@ -172,12 +156,8 @@ def read_study(
 
 def planned_contrasts(variants: Sequence[RunVariant], plan: VerdictPlan) -> list[Contrast]:
     """Return the comparisons of ``variants`` and their controls; none if the study is not judged."""
-    if not plan.judged:
-        return []
-    return [
-        *contrasts_of(variants, plan.against, plan.interactions),
-        *control_contrasts(variants),
-    ]
+    compared = contrasts_of(variants, plan.against, plan.interactions)
+    return [*compared, *control_contrasts(variants)] if plan.judged else []
 
 
 def _variants(records: Sequence[RunRecord]) -> list[RunVariant]:
@@ -203,8 +183,7 @@ def _parts(
     """Return the outcomes of one part, or of one part per combination of label values.
 
     A run that differs in an observed fact or in code from its part's first run of the baseline loses
-    its result. Runs without a result are in the first part. Raises ConfigError if ``label_by``
-    contains an unknown field, or no run has a result to label.
+    its result. Runs without a result are in the first part.
     """
     outcomes = [run_outcome(record, unit) for record in records]
     finished = [record for record, o in zip(records, outcomes, strict=True) if o.loss is not None]
@@ -275,10 +254,7 @@ def _evaluation_set(results: Sequence[RunRecord], unit: str) -> str:
 
 
 def study_document(study: JudgedStudy) -> dict[str, Any]:
-    """Return the part of the study's document that its runs determine.
-
-    ``gpt2/study/document.py`` adds the part that the plan determines.
-    """
+    """Return what runs determine; ``gpt2/study/document.py`` adds what the plan determines."""
     plan, judged = study.plan, study.judged
     verdicts, looks, look_plan = judged["verdicts"], judged["looks"], judged["look_plan"]
     effects = design_effects(study.variants if plan.judged else (), plan.interactions)
@@ -324,9 +300,8 @@ def _look(look: Look, closed: frozenset[str]) -> dict[str, Any]:
 
 
 def pairing_gain(verdicts: Verdicts) -> float | None:
-    """Return the share of the variance that pairing by seed removes, over all step contrasts.
-
-    None without a tested contrast of two runs. One contrast has too few seeds for this figure.
+    """Return the share of the variance that pairing by seed removes, over all tested step contrasts:
+    one has too few seeds for this figure.
     """
     paired, separate = 0.0, 0.0
     for verdict in verdicts:
@@ -337,10 +312,7 @@ def pairing_gain(verdicts: Verdicts) -> float | None:
 
 
 def _noise(verdicts: Verdicts) -> list[dict[str, Any]]:
-    """Return the comparisons whose variance hides the others under the rule shared.
-
-    ``factor`` is the ratio of its deviation to the root of the mean variance of the others.
-    """
+    """Return the comparisons whose variance hides the others under the rule shared."""
     deviations = {
         v["name"]: v["sd"] / math.sqrt(scale_of(v["weights"]))
         for v in verdicts
@@ -351,9 +323,8 @@ def _noise(verdicts: Verdicts) -> list[dict[str, Any]]:
 
 
 def _divergence_limit(verdicts: Verdicts) -> dict[str, Any] | None:
-    """Return the largest rate of divergences that n seeds without one leave open, at 95 %.
-
-    The rate is 1 - 0.05^(1/n). None if a seed diverged or nothing was tested.
+    """Return the largest rate of divergences that n seeds without one leave open, at 95 %:
+    1 - 0.05^(1/n). None if a seed diverged or nothing was tested.
     """
     tested = [v for v in verdicts if v["p"] is not None]
     if not tested or any(v["verdict"] is VerdictWord.DIVERGED for v in verdicts):
@@ -428,27 +399,27 @@ def _row(study: JudgedStudy, arm: str) -> dict[str, Any]:
     variant, labels = runs[0].run.variant, runs[0].labels
     found = [v for v in (*judged["verdicts"], *judged["aa_steps"]) if v["step"] == arm]
     parent = f"{_prefix(labels)}{variant.parent}"
+    baseline = next((v for v in found if v["role"] in ("baseline", AA_ROLE)), None)
     verdicts = {
-        "baseline": next((v for v in found if v["role"] in ("baseline", AA_ROLE)), None),
+        "baseline": baseline,
         "parent": next((v for v in reversed(found) if v["reference"] == parent), None),
     }
     records = finished_of(runs)
-    origins = [run_origin(record) for record in records]
-    references = dict(zip(verdicts, study.references(arm), strict=True))
-    figures = row_losses(
-        runs, **{kind: study.outcomes.get(other, ()) for kind, other in references.items()}
-    )
+    origins, losses = [run_origin(record) for record in records], _losses(runs)
+    figures = _sample("val_loss", list(losses.values()), "n")
     loss = figures["val_loss"]
-    for kind, verdict in verdicts.items():
+    for (kind, verdict), other in zip(verdicts.items(), study.references(arm), strict=True):
+        first = _losses(study.outcomes.get(other, ()))
+        gaps = [loss - first[seed] for seed, loss in losses.items() if seed in first]
         low, high = (verdict and verdict["interval_95"]) or (None, None)
         figures |= {
+            **_sample(f"delta_{kind}", gaps, f"delta_{kind}_n"),
             f"{kind}_verdict": verdict and verdict["verdict"],
             f"{kind}_low": low,
             f"{kind}_high": high,
             f"{kind}_p": verdict and verdict["p_of_word"],
             f"{kind}_p_own": verdict and verdict["p_own"],
         }
-    baseline = verdicts["baseline"]
     return {
         "number": variant.number,
         "slug": variant.slug,
@@ -477,31 +448,10 @@ def _row(study: JudgedStudy, arm: str) -> dict[str, Any]:
     }
 
 
-def row_losses(
-    runs: Sequence[SeedOutcome],
-    baseline: Sequence[SeedOutcome] = (),
-    parent: Sequence[SeedOutcome] = (),
-) -> dict[str, Any]:
-    """Return mean, sample deviation and number of the losses, and of the differences from the others.
-
-    A difference is taken over the seeds of both. If a seed diverged, the finished ones are a biased
-    sample: there is neither.
-    """
-    losses, own, others = _losses(runs), _diverged(runs), {"baseline": baseline, "parent": parent}
-    figures = _sample("val_loss", [] if own else list(losses.values()), "n")
-    for kind, reference in others.items():
-        first = {} if own or _diverged(reference) else _losses(reference)
-        gaps = [loss - first[seed] for seed, loss in losses.items() if seed in first]
-        figures |= _sample(f"delta_{kind}", gaps, f"delta_{kind}_n")
-    return figures
-
-
 def _losses(runs: Sequence[SeedOutcome]) -> dict[int, float]:
-    return {outcome.seed: outcome.loss for outcome in runs if outcome.loss is not None}
-
-
-def _diverged(runs: Sequence[SeedOutcome]) -> bool:
-    return any(outcome.diverged for outcome in runs)
+    """Return the losses; none if a seed diverged, as the finished ones are a biased sample then."""
+    diverged = any(outcome.diverged for outcome in runs)
+    return {o.seed: o.loss for o in runs if o.loss is not None and not diverged}
 
 
 def _sample(name: str, values: Sequence[float], number: str) -> dict[str, Any]:
