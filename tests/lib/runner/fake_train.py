@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lib.env.preflight import output_problems
-from lib.errors import PreflightError, Problem
 from lib.files import write_json
 from lib.runs.manifest import add_artifact_digests
 from lib.runs.record import required_files
@@ -99,12 +97,3 @@ def other_rank(behaviour: dict[str, Any]) -> None:
         {**behaviour, "fails_by": behaviour.get("rank_1", behaviour.get("fails_by"))},
         behaviour.get("fail_at"),
     )
-
-
-def check(allowed: bool, slots: int, results: Path, bytes_needed: int) -> list[dict[str, str]]:
-    """Check the fake device and the output folder."""
-    problems = [] if allowed else [Problem("no fake device", code="gpu.missing")]
-    problems += output_problems(results, bytes_needed)
-    if problems:
-        raise PreflightError(*problems)
-    return [{"FAKE_SLOT": str(i)} for i in range(slots)]

@@ -5,6 +5,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,10 +45,12 @@ class Clock:
         return self.now
 
 
-def test_numbers_grow_and_one_file_is_left(run: RunDir) -> None:
+def test_numbers_grow_one_file_is_left_and_one_takes_the_lease_that_two_saw(run: RunDir) -> None:
     for token in (1, 2, 3):
-        lease = Lease.take(run, SECONDS, read_lease(run))
+        seen = read_lease(run)
+        lease = Lease.take(run, SECONDS, seen)
         assert lease is not None and lease.token == token and run.leases() == [token]
+        assert Lease.take(run, SECONDS, seen) is None
         lease.require()
         lease.release()
         assert current_holder(run) is None
@@ -76,25 +79,6 @@ def test_on_a_full_disk_the_record_before_is_left_and_a_dead_process_holds_nothi
     assert run.leases() == [1] and lease and lease.holder and not lease.holder.free
     require_free(run)
     assert lease.holder.runner == process and not lease.holder.worker
-
-
-def test_of_many_that_saw_the_same_lease_one_takes_it(run: RunDir) -> None:
-    Lease.take(run, SECONDS, None)
-    seen, taken = read_lease(run), []
-    barrier = threading.Barrier(8)
-
-    def contend() -> None:
-        barrier.wait()
-        taken.append(Lease.take(run, SECONDS, seen))
-
-    threads = [threading.Thread(target=contend) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (winner,) = [lease for lease in taken if lease]
-    winner.require()
-    assert run.leases() == [2]
 
 
 def test_a_former_holder_notices_and_releases_nothing(run: RunDir) -> None:
@@ -169,29 +153,26 @@ def test_without_clocks_a_silent_holder_loses_the_lease_and_a_renewed_one_does_n
     assert Lease.take(run, SECONDS, lease)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"free": true}', b"\xff"])
-def test_a_damaged_lease_is_taken_over_after_its_time(run: RunDir, content: bytes) -> None:
-    run.lease(7).write_bytes(content)
+@pytest.mark.parametrize(
+    "plant",
+    [
+        *(partial(Path.write_bytes, data=each) for each in (b"", b"{", b'{"free": true}', b"\xff")),
+        lambda path: path.mkdir(),
+        lambda path: os.mkfifo(path),
+        lambda path: path.symlink_to("/dev/zero"),
+    ],
+)
+def test_what_is_no_lease_is_no_wait_and_taken_over_after_its_time(
+    run: RunDir, plant: Callable[[Path], None]
+) -> None:
+    plant(run.lease(3))
     clock = Clock()
     observer = LeaseObserver(clock)
     assert observer.look(run)[1] == "unknown"
     clock.now += SECONDS + 1
-    assert observer.look(run)[1] == "free"
-
-
-@pytest.mark.parametrize(
-    "plant",
-    [
-        lambda p: p.write_bytes(b"{"),
-        lambda p: p.mkdir(),
-        lambda p: os.mkfifo(p),
-        lambda p: p.symlink_to("/dev/zero"),
-    ],
-)
-def test_what_is_no_lease_is_no_wait(run: RunDir, plant: Callable[[Path], None]) -> None:
-    plant(run.lease(3))
-    taken = Lease.take(run, SECONDS, read_lease(run))
-    assert taken and taken.token == 4
+    lease, known = observer.look(run)
+    taken = Lease.take(run, SECONDS, lease)
+    assert known == "free" and taken and taken.token == 4
     taken.require()
 
 

@@ -122,15 +122,6 @@ def test_a_growing_file_gives_each_row_once(tmp_path: Path) -> None:
     assert caught.value.line == 4
 
 
-def test_heartbeats_are_read_by_rank(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    assert RunRecord(run).heartbeats == {}
-    for rank in (0, 1):
-        beat = {"ts": 1.5, "step": rank, "mem_reserved_mib": 2.0, "rank": rank}
-        run.heartbeat(rank).write_text(json.dumps(beat) + "\n")
-    assert [beats[0].step for beats in RunRecord(run).heartbeats.values()] == [0, 1]
-
-
 @pytest.mark.parametrize("digest", [-1, None, []])
 def test_sources_are_digests(tmp_path: Path, digest: object) -> None:
     sources = {"gpt2/model.py": "a" * 64, "gpt2/train.py": digest}
