@@ -39,6 +39,8 @@ def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
         number: int = 0,
         data: str = "d1",
         documents: tuple[str, ...] = ("x", "y"),
+        # Nats, correct tokens and tokens of single documents.
+        figures: dict[str, tuple[float, int, int]] | None = None,
         study: str = "demo",
         levels: dict[str, str] | None = None,
         text: str = "",
@@ -62,7 +64,7 @@ def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
             path,
             identity=config.identity(),
             manifest=changed(MANIFEST, data__digest=data, **(manifest or {})),
-            documents=dict.fromkeys(documents, (31.4, 5, 10)),
+            documents=dict.fromkeys(documents, (31.4, 5, 10)) | (figures or {}),
             losses=losses,
             final={"val_loss": loss, **final},
         )

@@ -44,6 +44,13 @@ def test_a_seed_that_one_side_lacks_does_not_count_in_the_difference(make_run):
     assert _row(table, "base")["state"] == "1 of 2 done, new"
 
 
+def test_differences_are_those_of_equal_seeds(make_run):
+    runs = [make_run("base", 3.0), make_run("base", 4.0, seed=2)]
+    runs += [make_run("wide", 3.7, seed=2, parent="base")]
+    row = _row(read_study("demo", runs), "wide")
+    assert row["delta_baseline"] == row["delta_parent"] == pytest.approx(-0.3)
+
+
 def test_holes_are_rows_with_their_reason(make_run):
     failed = make_run("wide", 2.9, parent="base")
     write_status(RunDir(failed.path), RunStatus(State.FAILED, 1, "loss is NaN at it 7\nmore"))
@@ -304,6 +311,13 @@ def test_nothing_is_compared_with_a_reference_that_has_a_diverged_seed(make_run,
     assert figures == [None, None, 0]
     other = {"baseline": "parent", "parent": "baseline"}[kind]
     assert rows["gate"][f"delta_{other}"] is not None
+
+
+def test_bits_per_byte_are_those_of_all_bytes(make_run):
+    """40 bytes have 31.4 nats, and 4 bytes have 9: the mean over documents is 1.65 times as large."""
+    run = make_run("base", 3.0, figures={"y": (9.0, 1, 1)})
+    (row,) = document_of(read_study("demo", [run], plan=VerdictPlan(unit=BITS_PER_BYTE)))["rows"]
+    assert row["val_loss"] == pytest.approx((31.4 + 9.0) / 44 / math.log(2), rel=1e-12)
 
 
 def test_a_table_in_bits_per_byte(make_run):
