@@ -28,10 +28,7 @@ from gpt2.attention.components import RowChunk
 from gpt2.attention.rows import GPU_CHUNK_ELEMENTS, ScoreChunks
 from gpt2.config import Config
 from gpt2.loss import LogitsChunks
-from gpt2.memory.fake_kernels import (
-    fake_nsa_kernels,
-    fake_tile_launch,
-)
+from gpt2.memory.fake_kernels import fake_nsa_kernels, fake_tile_launch
 from gpt2.memory.sharding import ShardedParameters
 from gpt2.memory.tracker import BytesByCategory, StorageTracker
 from gpt2.model import GPT, Execution
@@ -49,9 +46,7 @@ _MAX_CHUNKS = 6
 _CHUNKS_RUN = 2
 
 
-def target_execution(
-    target: Gpu | None, tracker: StorageTracker, loss_backend: str = "auto"
-) -> Execution:
+def target_execution(target: Gpu | None, tracker: StorageTracker, loss_backend: str) -> Execution:
     """Return chunk sizes and kernels of ``target``, or of the CPU if it is None.
 
     Raises ConfigError if the target has no kernel of the loss, and it is named.
@@ -64,10 +59,8 @@ def target_execution(
         logits = FewLogitsBlocks(form="whole" if loss_backend == "torch" else "kernel")
         return Execution(chunks, logits, fake_tile_launch(tracker))
     if loss_backend == "triton":
-        what = f"LOSS_BACKEND: triton does not support {target.name}"
-        raise ConfigError(
-            Problem(what, next="type: SET=LOSS_BACKEND_TORCH=y", code="gpu.unsupported")
-        )
+        what, fix = f"LOSS_BACKEND: triton does not support {target.name}", "LOSS_BACKEND_TORCH=y"
+        raise ConfigError(Problem(what, next=f"type: SET={fix}", code="gpu.unsupported"))
     return Execution(chunks, FewLogitsBlocks(form="whole"))
 
 
@@ -125,20 +118,17 @@ class GpuFunctions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is F.scaled_dot_product_attention:
-            return self._attention(*args, **(kwargs or {}))
-        if func is F.dropout:
-            return self._dropout(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        replaced = {F.scaled_dot_product_attention: self._attention, F.dropout: self._dropout}
+        return replaced.get(func, func)(*args, **(kwargs or {}))
 
     def hooks(self, blocks: nn.ModuleList, tracker: StorageTracker) -> list[RemovableHandle]:
         """Enter the mode in blocks that backward recomputes: autograd does not propagate it."""
 
-        def enter(block: nn.Module, inputs: Any) -> None:
+        def enter(*_: Any) -> None:
             if tracker.stage.startswith("backward"):
                 self.__enter__()
 
-        def leave(block: nn.Module, inputs: Any, outputs: Any) -> None:
+        def leave(*_: Any) -> None:
             if tracker.stage.startswith("backward"):
                 self.__exit__(None, None, None)
 
@@ -287,8 +277,7 @@ class FakeTrainingStep:
             self.config.model.backends(place)
         self.model.set_execution(target_execution(target, tracker, self._loss_backend))
         packs = bool(target and target.flash)
-        for block in self.model.blocks:
-            pattern = block.attn.pattern
+        for pattern in [block.attn.pattern for block in self.model.blocks]:
             if isinstance(pattern, Nsa):
                 fuses = target and pattern.options.fuses
                 pattern.fused = fake_nsa_kernels(tracker) if fuses else None
@@ -310,30 +299,38 @@ class FakeTrainingStep:
             self._set_gradients()
         static: BytesByCategory = Counter()
         for p, name in names.items():
-            tensors: list[tuple[str, Tensor]] = [("parameters", p)]
-            tensors += [("optimizer", s) for s in state[p].values() if isinstance(s, Tensor)]
-            tensors += [("optimizer", masks[name])] if name in masks else []
-            tensors += [("gradients", p.grad)] if p.grad is not None else []
-            sizes = [(category, self.sharded.shard_bytes(tensor)) for category, tensor in tensors]
-            for (category, tensor), (_, size) in zip(tensors, sizes, strict=True):
-                tracker.is_now(tensor, category, size)
-            if accumulates and p.grad is None:
+            moments = [s for s in state[p].values() if isinstance(s, Tensor)]
+            optimizer = [*moments, *([masks[name]] if name in masks else [])]
+            gradients = [] if p.grad is None else [p.grad]
+            sizes: BytesByCategory = Counter()
+            for category, tensors in (
+                ("parameters", [p]),
+                ("optimizer", optimizer),
+                ("gradients", gradients),
+            ):
+                for tensor in tensors:
+                    size = self.sharded.shard_bytes(tensor)
+                    tracker.is_now(tensor, category, size)
+                    sizes[category] += size
+            held = []
+            if accumulates and not gradients:
                 # Whole gradients of sharded parameters exist in the backward pass of a block only.
-                sizes.append(("gradients", self.sharded.shard_bytes(p)))
-                tracker.hold(*sizes[-1])
+                held.append("gradients")
             if self.config.train.gpus > 1 and self.sharded.ranks == 1:
                 # A copy of the gradient in a bucket of DistributedDataParallel.
-                sizes.append(("temporaries", self.sharded.shard_bytes(p)))
-                tracker.hold(*sizes[-1])
-            for category, size in sizes if p in inner else ():
-                static[category] += size
+                held.append("temporaries")
+            for category in held:
+                tracker.hold(category, self.sharded.shard_bytes(p))
+                sizes[category] += self.sharded.shard_bytes(p)
+            if p in inner:
+                static += sizes
         return static
 
     def _hooks(self, tracker: StorageTracker, accumulates: bool) -> list[RemovableHandle]:
         """Register hooks that enter a stage before each block, the head and the update."""
-        hooks = []
+        hooks, last = [], len(self.model.h) - 1
         for index, block in enumerate(self.model.h):
-            name = _block_name(index, len(self.model.h))
+            name = "last block" if index == last else "inner block" if index else "first block"
             hooks.append(block.register_forward_pre_hook(_entering(tracker, f"forward, {name}")))
             hooks.append(block.register_forward_hook(self._watch_backward(tracker, name)))
         hooks.append(self.model.ln_f.register_forward_pre_hook(_entering(tracker, "head")))
@@ -377,13 +374,16 @@ class FakeTrainingStep:
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
-        """Convert torch's shape errors into a Problem with a source line."""
+        """Convert torch's shape errors into a Problem with the innermost line of the product."""
         try:
             yield
         except (RuntimeError, ValueError, IndexError) as error:
-            what = f"{self.location}: {str(error).splitlines()[0]}"
-            problem = Problem(what, _source_line(error), code="model.shape-mismatch")
-            raise RunError(problem) from error
+            what, line = f"{self.location}: {str(error).splitlines()[0]}", ""
+            for frame in traceback.extract_tb(error.__traceback__):
+                path = Path(frame.filename)
+                if path.is_relative_to(ROOT / "gpt2") and "memory" not in path.parts:
+                    line = f"{path.relative_to(ROOT)}:{frame.lineno}"
+            raise RunError(Problem(what, line, code="model.shape-mismatch")) from error
 
 
 class _UpdateStage:
@@ -411,12 +411,6 @@ def _entering(tracker: StorageTracker, stage: str) -> Any:
     return enter
 
 
-def _block_name(index: int, blocks: int) -> str:
-    if index == blocks - 1:
-        return "last block"
-    return "inner block" if index else "first block"
-
-
 def _growth(tracker: StorageTracker, static: BytesByCategory) -> dict[str, BytesByCategory]:
     """Return the bytes that one more inner block adds to the peak of each stage."""
     starts = tracker.starts
@@ -440,13 +434,3 @@ def _growth(tracker: StorageTracker, static: BytesByCategory) -> dict[str, Bytes
 def _minus(left: BytesByCategory, right: BytesByCategory, times: int = 1) -> BytesByCategory:
     """Return left − times · right, including negative entries."""
     return Counter({key: left[key] - times * right[key] for key in left.keys() | right.keys()})
-
-
-def _source_line(error: BaseException) -> str:
-    """Return file:line of the innermost frame in the product, or "" if there is none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    inside = [f for f in frames if Path(f.filename).is_relative_to(ROOT / "gpt2")]
-    inside = [f for f in inside if "memory" not in Path(f.filename).parts]
-    if not inside:
-        return ""
-    return f"{Path(inside[-1].filename).relative_to(ROOT)}:{inside[-1].lineno}"

@@ -34,12 +34,6 @@ from gpt2.nsa.options import selected_pairs
 _aten = torch.ops.aten
 
 
-def flops(func: Any, args: Any) -> float:
-    """Return the FLOPs of a matrix product or an attention kernel; 0 for other operations."""
-    count = _FLOPS.get(func)
-    return count(args) if count else 0.0
-
-
 def temporary_bytes(func: Any, args: Any) -> int:
     """Return the temporary bytes of a running kernel, which its fake implementation omits.
 
@@ -53,7 +47,6 @@ def temporary_bytes(func: Any, args: Any) -> int:
 
 
 def _product(args: Any) -> float:
-    """Return the FLOPs of [..., m, k] @ [..., k, n]."""
     left, right = args[-2:]
     return 2.0 * left.numel() * right.shape[-1]
 
@@ -77,10 +70,7 @@ def _attention(products: int, queries_at: int, causal_at: int) -> Callable[[Any]
 
 
 def _selected(products: int, queries_at: int) -> Callable[[Any], float]:
-    """Count ``products`` of T × S × H over the pairs of a block selection.
-
-    ``queries_at`` is the argument index of q.
-    """
+    """Count ``products`` of T × S × H over the pairs of a block selection."""
 
     def count(args: Any) -> float:
         q_BKgTH, (blocks_BKTn, size) = args[queries_at], args[-2:]
@@ -191,7 +181,8 @@ def _infer(func: Any, args: Any, kwargs: Any) -> Any:
             makers.append(partial(_new, value.shape, value.stride(), value.dtype, size))
     pack = type(out) if isinstance(out, tuple | list) else None
     in_place = any(isinstance(maker, itemgetter) for maker in makers)
-    return pack, makers, flops(func, meta_args), in_place
+    count = _FLOPS[func](meta_args) if func in _FLOPS else 0.0
+    return pack, makers, count, in_place
 
 
 def _constant(value: Any, tensors: list[Tensor]) -> Any:
@@ -213,26 +204,19 @@ def _key(value: Any) -> Any:
     """Return the part of an argument that determines the outputs; 1, 1.0 and True differ."""
     kind = type(value)
     # isinstance() of a scalar or a Generator is slower than the rest of this function.
-    if kind is Tensor:
-        return value.shape, value.stride(), value.dtype
     if kind in _SCALARS:
         return kind, value
     if kind is Generator:
         return kind
-    if isinstance(value, Tensor):
+    if kind is Tensor or isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype
     return tuple(map(_key, value)) if isinstance(value, tuple | list) else (kind, value)
 
 
 def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
     """Return the arguments that are tensors, including those in lists."""
-    tensors = []
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            tensors.append(value)
-        elif isinstance(value, tuple | list):
-            tensors += [v for v in value if isinstance(v, Tensor)]
-    return tensors
+    values = (v if isinstance(v, tuple | list) else (v,) for v in (*args, *kwargs.values()))
+    return [tensor for value in values for tensor in value if isinstance(tensor, Tensor)]
 
 
 def _on_meta(value: Any) -> Any:
@@ -293,7 +277,6 @@ class StorageTracker(TorchDispatchMode):
 
     @property
     def peaks(self) -> dict[str, BytesByCategory]:
-        """Return the bytes alive at the peak of each stage."""
         return {stage: Counter(peak) for stage, peak in self._peaks.items()}
 
     def enter(self, stage: str) -> None:
@@ -318,7 +301,6 @@ class StorageTracker(TorchDispatchMode):
             self._note(0)
 
     def compute(self, flops: float) -> None:
-        """Count the FLOPs of an operation."""
         self.flops[self.stage] += flops * self._flops_count
 
     def is_now(self, tensor: Tensor, category: str, size: int | None = None) -> None:

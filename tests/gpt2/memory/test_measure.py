@@ -6,10 +6,6 @@ import subprocess
 import sys
 
 from gpt2.memory.predict import estimate
-from gpt2.study.resolve import resolve_config
-from lib.config.dotconfig import defconfig_layers
-from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree
 from lib.env.machine import worker_environment
 from lib.project import ROOT
 
@@ -18,7 +14,6 @@ REAL = """
 import json, sys, torch
 from pathlib import Path
 from gpt2.config import Config
-from gpt2.memory.predict import estimate
 from gpt2.model import GPT
 from gpt2.training.loop import step_on_tokens
 from gpt2.training.state import build_state
@@ -36,25 +31,14 @@ for _ in range(2):
     step_on_tokens(training, [torch.randint(shape.vocab_size, size)])
 print(resident("VmHWM") - before)
 """
-SETTINGS = {
-    "SINGLE_TRAINING": True,
-    "OPTIMIZER_ADAMW": True,
-    "DROPOUT": "0.0",
-    "PRECISION_FP32": True,
-    "BLOCK_SIZE": 64,
-    "GLOBAL_BATCH": 1,
-    "BATCH_SIZE": 1,
-    "GRAD_ACCUMULATION": 1,
-}
 
 
-def test_a_real_training_process_uses_the_predicted_memory():
-    """GPT-2 124M, one sequence of 64 tokens, in a process of its own."""
-    layers = [
-        *defconfig_layers(ROOT, "gpt2-124m+cpu"),
-        ConfigLayer.of("command line", "test", SETTINGS),
-    ]
-    config = resolve_config(KconfigTree(), layers)
+def test_a_real_training_process_uses_the_predicted_memory(configure):
+    """A block of GPT-2 124M and its embeddings, one sequence of 64 tokens, in a process of its own."""
+    sizes = {"N_LAYER": 1, "N_HEAD": 12, "N_EMBD": 768, "BLOCK_SIZE": 64}
+    batch = {"GLOBAL_BATCH": 1, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 1}
+    settings = {"OPTIMIZER_ADAMW": True, "DROPOUT": "0.0", "DEVICE_CPU": True}
+    config = configure(**sizes, **batch, **settings, PRECISION_FP32=True)
     done = subprocess.run(
         [sys.executable, "-c", REAL],
         input=json.dumps(dict(config.values)),
@@ -65,5 +49,5 @@ def test_a_real_training_process_uses_the_predicted_memory():
         check=True,
     )
     # At least weights, gradients and two moments.
-    assert int(done.stdout) > 4 * 4 * 123.7e6
+    assert int(done.stdout) > 4 * 4 * config.model.num_params()
     assert 0.88 < int(done.stdout) / estimate(config, "cpu").cpu_peak_bytes < 1.12
