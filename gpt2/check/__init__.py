@@ -1,7 +1,6 @@
-"""``make check``: properties that every step must satisfy on a CPU before it costs GPU hours.
+"""The names of the checks: properties that every step must satisfy on a CPU before it costs GPU hours.
 
-Each check is a function of a step under test that returns or yields findings, none if the property
-holds. ``gpt2/check/worker.py`` has the functions; this module has their names, and imports no torch.
+``gpt2/check/worker.py`` has their functions. Imports no torch.
 """
 
 from dataclasses import dataclass

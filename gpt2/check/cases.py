@@ -1,7 +1,6 @@
 """Cases to check, derived from a configuration: steps of a study, a matrix, or one training.
 
-A step that does not resolve is a case too; the check ``resolve`` reports its problems. Imports no
-torch.
+A step that does not resolve is a case too. Imports no torch.
 """
 
 import fnmatch

@@ -181,9 +181,9 @@ def _run_jobs(*arguments: Any) -> Iterator[CaseReport]:
 
 
 def plan_jobs(cases: CheckPlan, checks: Sequence[Check], cover: Sequence[str]) -> list[CheckJob]:
-    """Return jobs for chosen cases, and for all others if they are to be compared.
+    """Return jobs for chosen cases, of costly checks for those in ``cover``, or for all without one.
 
-    Costly checks are part of the jobs in ``cover``, or of all if it is empty.
+    All cases that resolve are jobs if they are to be compared.
     """
     chosen = {case.slug for case in cases.chosen}
     jobs = list[tuple[int, int, int, CheckJob]]()

@@ -13,10 +13,7 @@ from gpt2.config import Config
 from gpt2.memory.predict import estimate
 from gpt2.mlp.options import PARAMS_TOLERANCE, RATIO_TOLERANCE
 from gpt2.model import GPT
-from gpt2.records.files import REGISTRIES
-from lib.config.tree import KconfigTree
 from lib.errors import RunError
-from lib.tracking.options import TRACKERS
 from lib.units import GIB, first_of, format_size
 
 # Widths are rounded.
@@ -36,12 +33,11 @@ def check_declared(subject: StepUnderTest) -> Iterator[CheckFinding]:
         found = f"{change:+.1%}: {model.num_params():,} built"
         yield from expect(low <= change <= high, "size-change", expected, found)
     yield from _delta(subject)
-    yield from subject.context.once("components", _selectable)
     yield from _built(model, config)
 
 
 def _count(config: Config, model: GPT) -> Iterator[CheckFinding]:
-    """Check that parameters match the declared count, and that all are trainable and registered."""
+    """Check that parameters are as many as declared, trainable and registered."""
     built, declared = model.num_params(), config.model.num_params()
     expected, found = f"{declared:,} parameters, as declared", f"{built:,} built"
     yield from expect(built == declared, "parameter-count", expected, found)
@@ -121,23 +117,6 @@ def _delta(subject: StepUnderTest) -> Iterator[CheckFinding]:
         else:
             same, found = value is (name in chosen), "another member of the choice"
         yield from expect(same, "step-setting", f"{name}={value}", found)
-
-
-def _selectable() -> list[CheckFinding]:
-    """Check that Kconfig has an option for each registered component, and no other option."""
-    tree = KconfigTree()
-    findings = []
-    for registry in (*REGISTRIES, TRACKERS):
-        expected = {f"{registry.choice}_{name}".strip("_").upper(): name for name in registry}
-        choice = tree.find(registry.choice)
-        options = {s.name for s in choice.syms} if choice else set(filter(tree.find, expected))
-        for symbol in sorted(expected.keys() ^ options):
-            name = expected.get(symbol, "")
-            has = f"the {registry.kind} {name} is registered, Kconfig has no {symbol}"
-            lacks = f"Kconfig has {symbol}, no {registry.kind} is registered for it"
-            what = f"one Kconfig option for each registered {registry.kind}"
-            findings.append(CheckFinding("selectable", what, has if name else lacks))
-    return findings
 
 
 def matrix_elements(module: nn.Module) -> int:

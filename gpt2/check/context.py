@@ -1,7 +1,4 @@
-"""Context of the checks in one process: their folder, a prepared text, and a second process.
-
-The peer process makes fresh starts possible, and training on two ranks.
-"""
+"""Context of the checks in one process: their folder, a prepared text, and a second process."""
 
 import contextlib
 import io
@@ -65,12 +62,7 @@ class ErrorCapture:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: object, trace: TracebackType | None) -> bool:
         match error:
             case TimeoutError() | BrokenProcessPool():
                 self.code = "check.peer"
@@ -91,12 +83,10 @@ class ErrorCapture:
 
 
 def take_ticket(ticket: Path) -> bool:
-    """Return whether this process is the first to take the ticket.
-
-    After an interrupt the folder of tickets is gone.
-    """
+    """Return whether this process is the first to take the ticket."""
     try:
         os.close(os.open(ticket, os.O_CREAT | os.O_EXCL))
+    # After an interrupt the folder of tickets is gone.
     except (FileExistsError, FileNotFoundError):
         return False
     return True
@@ -202,7 +192,7 @@ class CheckContext:
 
     @cached_property
     def peer(self) -> ProcessPoolExecutor:
-        """Return another process with the same code, patched or not, forked at its first use."""
+        """Return another process with the same code, for fresh starts and for a second rank."""
         return ProcessPoolExecutor(1, multiprocessing.get_context("fork"))
 
     def prepare_data(self, config: Config) -> Path:

@@ -1,7 +1,4 @@
-"""The steps on which costly checks run: few that have every option of all steps.
-
-Imports no torch.
-"""
+"""The steps on which costly checks run: few that have every option of all. Imports no torch."""
 
 from collections.abc import Sequence
 from itertools import combinations

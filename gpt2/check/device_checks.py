@@ -119,10 +119,7 @@ def _backends(config: Config, backends: Mapping[str, SymbolValue]) -> dict[str, 
 
 
 def _values_of(config: Config, dtype: torch.dtype, ids_BT: Tensor, device: torch.device) -> Values:
-    """Return loss, gradients and statistics of a filled model.
-
-    They are in float64, or in the precision of the configuration.
-    """
+    """Return loss, gradients and statistics of a filled model, in float64 or as configured."""
     model = GPT(config.model)
     model.init_weights(config.seed)
     fill_parameters(model)

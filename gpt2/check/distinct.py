@@ -27,10 +27,7 @@ class Fingerprint:
 
 
 def find_duplicates(slug: str, fingerprints: Mapping[str, Fingerprint]) -> list[CheckFinding]:
-    """Return a finding for each step that is equal to ``slug``.
-
-    Parameters that only one of the two steps has are ignored.
-    """
+    """Return a finding for each step that equals ``slug`` in the parameters that both have."""
     this, findings = fingerprints[slug], []
     for other, peer in fingerprints.items():
         if other == slug:

@@ -78,10 +78,7 @@ class _Window:
 
 
 class _Gpt2Bytes(ByteTokenizer):
-    """Bytes of tokens as GPT-2's tokenizer has them: more than one, and an end of text by name.
-
-    The name of the end of text has no byte of the text.
-    """
+    """Bytes of tokens as GPT-2's tokenizer has them: more than one, and an end of text by name."""
 
     def token_bytes(self, token: int) -> bytes:
         """Return the byte, two bytes of one character, or the name of the end-of-text token."""
@@ -102,7 +99,13 @@ def check_evaluated(subject: StepUnderTest) -> Iterator[CheckFinding]:
         yield from _sample(session)
         _score(state.model, windows, subject.small.values["PRECISION"] == "bf16")
         stored = safetensors.torch.load_file(session.run.weights)
-        differing = [n for n, w in state.weights().items() if not _is_stored(w, stored.get(n))]
+        differing = [
+            name
+            for name, weight in state.weights().items()
+            if name not in stored
+            or stored[name].dtype != weight.dtype
+            or not torch.equal(stored[name], weight)
+        ]
         expected_summary = _expected_summary(subject, session, windows)
     finally:
         state.load_weights(traced.final_weights)
@@ -117,10 +120,6 @@ def check_evaluated(subject: StepUnderTest) -> Iterator[CheckFinding]:
         or _rows(subject, record, windows)
         or _summary(record, expected_summary, count)
     )
-
-
-def _is_stored(weight: Tensor, stored: Tensor | None) -> bool:
-    return stored is not None and stored.dtype == weight.dtype and torch.equal(stored, weight)
 
 
 def _windows(subject: StepUnderTest) -> list[_Window]:
@@ -217,10 +216,7 @@ class _UnevenLosses(nn.Module):
 
 
 def _finishing_session(subject: StepUnderTest) -> TrainingSession:
-    """Return the traced session with its own folder, a sample, and batches of another size.
-
-    It has one evaluator for all evaluations, which may store nothing of the first one.
-    """
+    """Return the traced session with its own folder, a sample, and batches of another size."""
     session = subject.traced_run.session
     files, config = RunDir(subject.context.new_run_dir()), session.config
     rows = _BATCH_ROWS * config.train.grad_accumulation

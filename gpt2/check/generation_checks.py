@@ -1,6 +1,7 @@
 """Generated text: decoding with caches, and the end of the context."""
 
 import itertools
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -36,16 +37,15 @@ def check_decode(subject: StepUnderTest) -> list[CheckFinding]:
 _GENERATED = 4
 
 
+@dataclass(frozen=True)
 class _RecordedLogits(SamplingOptions):
     """Greedy decoding that keeps the logits of every token."""
 
-    def __init__(self) -> None:
-        super().__init__(temperature=0.0)
-        object.__setattr__(self, "logits", [])
+    logits: list[Tensor] = field(default_factory=list)
 
     def draw(self, logits_V: Tensor, generator: torch.Generator) -> int:
         """Keep the logits and return the most likely token."""
-        vars(self)["logits"].append(logits_V)
+        self.logits.append(logits_V)
         return int(logits_V.argmax())
 
 
@@ -73,7 +73,7 @@ def _generated(subject: StepUnderTest) -> list[CheckFinding]:
     contexts = [ids[max(0, end - context) : max(end, context)] for end in ends]
     with torch.no_grad():
         expected_BTV = model(torch.tensor(contexts))
-    for i, (end, logits_V) in enumerate(zip(ends, vars(recorded)["logits"], strict=True)):
+    for i, (end, logits_V) in enumerate(zip(ends, recorded.logits, strict=True)):
         error = relative_error(logits_V, expected_BTV[i, min(end, context) - 1])
         what = f"logits of generated token {i + 1} as those of a full pass"
         findings += within("generated-logits", what, error, _DECODE_TOLERANCE)

@@ -190,10 +190,7 @@ _STARTS = {"weight": 1.0, "factors": 1.0}
 
 
 def _matrices(model: GPT, config: ModelConfig) -> Iterator[CheckFinding]:
-    """Check the standard deviation of initial matrices.
-
-    It is 0.02, and 0.02 / √(2·n_layer) into the residual stream; a ZeroInitLinear starts at 0.
-    """
+    """Check the standard deviation of initial matrices: GPT-2's, and 0 of a ZeroInitLinear."""
     zero = [f"{path}.weight" for path, m in model.named_modules() if isinstance(m, ZeroInitLinear)]
     for name, parameter in model.named_parameters():
         weights = parameter.detach()[: config.shape.vocab_size if name == "wte.weight" else None]

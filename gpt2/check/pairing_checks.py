@@ -1,9 +1,6 @@
 """Steps of a study are paired: they differ in their changes, and in no random number.
 
-Every stream of random numbers is computed again from SEED and the purpose alone, as the manifest's
-policy declares: 63 bits of SHA-256("SEED:PURPOSE").
-
-B micro-batch, T tokens.
+Every stream is computed again from SEED and its purpose alone. B micro-batch, T tokens.
 """
 
 import hashlib
@@ -67,15 +64,12 @@ def check_paired(subject: StepUnderTest) -> Iterator[CheckFinding]:
 
 
 def stream_key(seed: int, purpose: str) -> int:
-    """Return the seed of a stream of random numbers."""
+    """Return the seed of a stream, as the manifest declares: 63 bits of SHA-256("SEED:PURPOSE")."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{purpose}".encode()).digest()[:8], "big") >> 1
 
 
 def _streams(config: Config, weights: Mapping[str, Tensor]) -> list[CheckFinding]:
-    """Check that every matrix is drawn from its stream of SEED and INIT_STREAM.
-
-    Matrices that start at zero are not drawn.
-    """
+    """Check that every matrix is drawn from its stream of SEED and INIT_STREAM, unless it is zero."""
     number, wrong = config.init.init_stream, []
     for name, matrix in weights.items():
         if matrix.ndim < 2 or not matrix.any():
@@ -154,10 +148,7 @@ class _SecondOfTwo(ProcessGroup):
 
 
 def _second_rank(subject: StepUnderTest) -> Iterator[CheckFinding]:
-    """Check weights, dropout and data of a second rank with another SEED.
-
-    The other settings that differ must not change any of them.
-    """
+    """Check weights, dropout and data of a second rank with another SEED and other settings."""
     context, seed = subject.context, subject.small.seed + 1
     config = with_changes(subject.small, SEED=seed, **_OTHER_SETTINGS)
     records, group = RecordWriter(RunDir(context.new_run_dir())), _SecondOfTwo(ProcessRank(1, 2))

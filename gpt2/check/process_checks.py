@@ -47,10 +47,7 @@ _RANKS = 2
 
 
 def check_parallel(subject: StepUnderTest) -> Iterator[CheckFinding]:
-    """Compare loss and gradients of a step of two ranks with those of the whole batch.
-
-    Each rank has half the batch, in two micro-batches.
-    """
+    """Compare a step of two ranks, with half the batch each, with one of the whole batch."""
     # The small form is of one process; the step's way to share the weights is that of several.
     config, how = subject.small_exact, subject.config.machine.data_parallel
     config = replace(config, machine=replace(config.machine, data_parallel=how))
@@ -85,10 +82,7 @@ def check_parallel(subject: StepUnderTest) -> Iterator[CheckFinding]:
 def train_rank(
     rank: int, config: Config, rendezvous: Path, rows: list[list[int]]
 ) -> tuple[str, float, dict[str, np.ndarray | None]]:
-    """Run the passes of a step as one rank does.
-
-    Returns a digest of the initial weights, and loss and gradients after the all-reduce.
-    """
+    """Return a digest of a rank's initial weights, and its loss and gradients after the all-reduce."""
     _join_group(rank, rendezvous)
     model = _initialized(config)
     digest = weights_digest(dict(model.named_parameters()))
@@ -143,12 +137,7 @@ def check_reload(subject: StepUnderTest) -> Iterator[CheckFinding]:
 
 
 def resume_and_finish(config: Config, build_dir: Path, folder: Path) -> tuple[Any, ...]:
-    """Resume a run and train it to its end.
-
-    Returns the step at which it resumed, the number of its records then, the steps of its last
-    evaluation and statistics, its losses, and the digests of its weights and of the order of its
-    data.
-    """
+    """Resume a run and train it to its end, and return what ``check_reload`` compares."""
     run = ShortRun(config, build_dir, folder)
     session = run.session
     resume(session)

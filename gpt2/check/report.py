@@ -109,10 +109,7 @@ class CheckReport:
         }
 
     def to_junit(self) -> bytes:
-        """Return the results as JUnit XML: a test case for each check of each step.
-
-        Absent data is a skipped test.
-        """
+        """Return JUnit XML: a test for each check of each step, a skipped one for absent data."""
         counts = {"tests": len(self.results), "failures": self.counts["failed"], "errors": 0}
         counts["skipped"] = self.counts["absent"]
         figures = {name: str(count) for name, count in counts.items()}
@@ -181,11 +178,7 @@ class CheckReport:
         return ["", *text_lines(lines, right=range(1, len(lines[0])), min_width=width), ""]
 
     def _failures(self) -> list[str]:
-        """Return a line for each finding: step, check, expected, found and the command to repeat it.
-
-        Equal absences share a line. Only the first findings of a check are listed; check.json has
-        all.
-        """
+        """Return a line for each of the first findings of a check; equal absences share a line."""
         lines: dict[str, None] = {}
         for case, name, result in self.results:
             for finding in result.findings[:_MAX_FINDINGS_SHOWN]:

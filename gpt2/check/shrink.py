@@ -1,8 +1,6 @@
 """A small form of a step that trains in a fraction of a second: same symbols, smaller numbers.
 
-Each field bound to a symbol declares the rule of its small value (``lib/config/small_form.py``). The
-changed symbols go through ``Config.from_values``, so that every rule applies to the small step
-too, and the small step takes the same code path as the large one.
+Each field bound to a symbol declares the rule of its small value (``lib/config/small_form.py``).
 """
 
 import contextlib
@@ -109,9 +107,11 @@ def long_config(config: Config) -> Config:
 
 
 def _first_valid(config: Config, values: Callable[[int], dict[str, SymbolValue]]) -> Config:
-    """Return the configuration of the first width that satisfies the rules."""
+    """Return the configuration of the first width, smallest first, that satisfies the rules."""
     first_error: ConfigError | None = None
-    for width in _widths(config):
+    full = config.model.shape.n_embd
+    # A narrow model only has its own.
+    for width in (*(w for w in WIDTHS if w < full), full):
         try:
             return Config.from_values(values(width))
         except ConfigError as error:
@@ -121,20 +121,18 @@ def _first_valid(config: Config, values: Callable[[int], dict[str, SymbolValue]]
 
 
 def with_changes(config: Config, **changes: SymbolValue) -> Config:
-    """Return ``config`` with some symbols changed.
-
-    Raises ConfigError if that violates a rule.
-    """
+    """Return ``config`` with some symbols changed. Raises ConfigError if that violates a rule."""
     return Config.from_values({**config.values, **changes})
 
 
 def with_scaled_floats(config: Config, symbols: Iterable[str], factor: float) -> Config:
-    """Return ``config`` with the floats ``symbols`` scaled, as far as the rules allow."""
+    """Return ``config`` with the floats among ``symbols`` scaled, as far as the rules allow."""
+    fields = fields_by_symbol()
     # Without a text, the setting does not apply.
     scaled = {
         name: repr(float(str(config.values[name])) * factor)
         for name in symbols
-        if config.values.get(name)
+        if fields[name].kind is float and config.values.get(name)
     }
     # All together: a limit may be another of them.
     for changes in (scaled, *({name: text} for name, text in scaled.items())):
@@ -173,9 +171,3 @@ def _small_values(
         values["PRECISION"] = "bf16"
     values |= {"N_LAYER": min(shape.n_layer, LAYERS), "BLOCK_SIZE": context, "N_EMBD": width}
     return values | ({"N_HEAD": heads} if width < shape.n_embd else {})
-
-
-def _widths(config: Config) -> list[int]:
-    """Return the widths to try, smallest first; a narrow model only has its own."""
-    width = config.model.shape.n_embd
-    return [*(w for w in WIDTHS if w < width), width]

@@ -51,10 +51,7 @@ def fill_parameters(model: nn.Module) -> None:
 
 
 def _projections(tensors: Mapping[str, Tensor]) -> Projections:
-    """Return the inner product of each tensor with a random tensor of its name, and its norm.
-
-    Keys are name and shape.
-    """
+    """Return each tensor's inner product with a random tensor and norm, by name and shape."""
     projections = {}
     for name, tensor in tensors.items():
         values = tensor.detach().double()
@@ -201,10 +198,7 @@ class StepUnderTest:
             return None
 
     def tokens(self, batch: int = 2, length: int = CONTEXT, skip: int = 0) -> Tensor:
-        """Return consecutive pieces of the excerpt as ids [B, T].
-
-        T is at most the small context.
-        """
+        """Return consecutive pieces of the excerpt as ids [B, T], at most the small context."""
         length = min(length, self.small_exact.model.shape.block_size)
         ids = torch.from_numpy(self.context.tokens)[skip:]
         return ids[: batch * length].view(batch, length).clone()

@@ -1,7 +1,4 @@
-"""Execution of checks in one process, which loads torch.
-
-A worker takes the next case after finishing one.
-"""
+"""Execution of checks in one process, which loads torch."""
 
 import gc
 import time
@@ -58,10 +55,7 @@ def run_jobs(
     gpu: Gpu | None,
     local: Gpu | None,
 ) -> Iterator[CaseReport]:
-    """Run the jobs that no other worker has taken; yields their reports. Runs in a worker.
-
-    An error of the checked code is a finding.
-    """
+    """Run the jobs that no other worker has taken, and yield their reports with errors as findings."""
     # The objects of imported modules remain: a full collection would visit all of them. The default
     # threshold starts a collection in every few operations.
     gc.freeze()

@@ -10,9 +10,11 @@ from gpt2.check.fields import fields_by_symbol
 from gpt2.check.shrink import with_scaled_floats
 from gpt2.config import Config
 from gpt2.random_config import random_settings
+from gpt2.records.files import REGISTRIES
 from lib.config.field import kconfig_fields
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
+from lib.tracking.options import TRACKERS
 
 # Words of fields that state a unit, and fields that have other words than their symbol.
 UNITS = {"seconds", "hours", "gib", "percent", "iterations"}
@@ -83,3 +85,12 @@ def test_every_field_has_the_value_of_its_symbol(configs):
         for name, symbol, value in bound_values(config):
             if values[symbol] is not None:
                 assert as_text(value) == as_read(value, values[symbol]), (name, symbol)
+
+
+@pytest.mark.parametrize("registry", [*REGISTRIES, TRACKERS], ids=lambda registry: registry.kind)
+def test_every_registered_component_can_be_selected_and_no_other(registry):
+    tree = KconfigTree()
+    expected = {f"{registry.choice}_{name}".strip("_").upper() for name in registry}
+    choice = tree.find(registry.choice)
+    options = {s.name for s in choice.syms} if choice else set(filter(tree.find, expected))
+    assert options == expected

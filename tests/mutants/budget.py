@@ -29,7 +29,7 @@ MUTANTS = (
     Mutant(
         "minutes instead of seconds",
         "baseline",
-        _caught("budget-seconds", "7,200; 432,000"),
+        _caught("budget-steps", "last step 26;"),
         _everywhere("train.max_time_seconds *", "60 * train.max_time_seconds *"),
         settings=_TIME,
         quick=True,
@@ -37,7 +37,7 @@ MUTANTS = (
     Mutant(
         "tokens are iterations",
         "baseline",
-        _caught("budget-iterations", "^optimizer steps .* 10,400;"),
+        _caught("budget-steps", "last step 26;"),
         edited(
             budget,
             "_iterations",
@@ -49,7 +49,7 @@ MUTANTS = (
     Mutant(
         "stretch of a variant is ignored",
         "run",
-        _caught("budget-iterations", "^optimizer steps .* 13,520; 10,400$"),
+        _caught("budget-steps", "last step 34; 26$"),
         _everywhere("* stretch)", ")"),
         _SINGLE,
         settings=_STRETCHED,

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from gpt2.attention import attention
-from gpt2.attention.config import PROJECTIONS, AttentionConfig
-from gpt2.attention.options import GroupedOptions
+from gpt2.attention.config import AttentionConfig
 from gpt2.attention.reciprocal import Reciprocal
 from gpt2.check import cases
 from gpt2.mlp.options import MlpConfig, MlpCrossTokenOptions
@@ -54,12 +53,6 @@ def _built(
 
 
 MUTANTS = (
-    _built(
-        "a registered projection has no option in Kconfig",
-        replaced(PROJECTIONS, "_options", lambda known: {**known, "shared": GroupedOptions}),
-        "selectable",
-        "shared is registered, Kconfig has no ATTENTION_PROJECTION_SHARED$",
-    ),
     Mutant(
         "matrices of the token mix cost nothing",
         "golden-gate-cross",
