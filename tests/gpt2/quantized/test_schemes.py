@@ -51,7 +51,7 @@ def weight() -> Tensor:
     return weight_OI
 
 
-def test_int8_is_the_nearest_of_255_steps_of_each_row() -> None:
+def test_int8_is_the_nearest_of_255_steps_of_each_row():
     values, taken = quantize_dequantize_int8(weight())
     for row, rounded in zip(weight().double().tolist(), values.tolist(), strict=True):
         step = max(map(abs, row)) / 127
@@ -65,9 +65,7 @@ def test_int8_is_the_nearest_of_255_steps_of_each_row() -> None:
 
 @WITH_BITSANDBYTES
 @pytest.mark.parametrize(("scheme", "table"), [("nf4", NF4), ("fp4", FP4)])
-def test_four_bits_are_the_published_values_times_a_blocks_largest(
-    model: GPT, scheme: str, table: list[float]
-) -> None:
+def test_four_bits_are_the_published_values_times_a_blocks_largest(model, scheme, table):
     before = model.h[0].mlp.c_fc.weight.detach().clone().flatten()
     quantize(model, scheme)
     after = model.h[0].mlp.c_fc.weight.detach().flatten()
@@ -87,7 +85,7 @@ def test_four_bits_are_the_published_values_times_a_blocks_largest(
     "scheme",
     ["none", "int8", pytest.param("nf4", marks=WITH_BITSANDBYTES)],
 )
-def test_only_matrices_of_the_blocks_are_quantized(model: GPT, scheme: str) -> None:
+def test_only_matrices_of_the_blocks_are_quantized(model, scheme):
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     found = quantize(model, scheme)
     labels = {"none": (False, "none"), "int8": (True, "int8"), "nf4": (True, "4bit_nf4")}
@@ -108,9 +106,7 @@ def test_only_matrices_of_the_blocks_are_quantized(model: GPT, scheme: str) -> N
     assert found["stored_bytes"] == packed + 4 * found["full_precision_parameters"]
 
 
-def test_schemes_are_parsed_and_a_missing_package_is_one_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_schemes_are_parsed_and_a_missing_package_is_one_error(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert parse_schemes("") == ["none"]
     assert parse_schemes("none, int8 none") == ["none", "int8"]

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS, TRANSFORMS
 from gpt2.attention.projections import ZeroInitLinear
-from gpt2.config import Config
 from gpt2.mlp.options import MECHANISMS
 from gpt2.weights.hf import options_of
 from tests.gpt2.weights.conftest import OWN_CODE, Exported, own_code
@@ -26,7 +25,7 @@ NEW = 4
 TOLERANCE = 2e-5
 
 
-def test_the_models_have_every_component(configure: Callable[..., Config]) -> None:
+def test_the_models_have_every_component(configure):
     built = {
         type(each).name
         for settings in OWN_CODE.values()
@@ -430,5 +429,5 @@ def initialization(model: Exported) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_an_export_keeps_the_contract(exported: Exported, name: str) -> None:
+def test_an_export_keeps_the_contract(exported, name):
     assert CASES[name](exported) < TOLERANCE

@@ -28,7 +28,7 @@ from lib.json_files import read_json_object
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.gpt2.data.conftest import downloads
-from tests.gpt2.weights.conftest import Exported, export, native, random_weights
+from tests.gpt2.weights.conftest import export, native, random_weights
 from tests.lib.fabricated import reseal
 
 Configure = Callable[..., Config]
@@ -55,8 +55,8 @@ def from_transformers(folder: Path) -> Any:
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_a_dense_gpt2_is_one_of_transformers_and_comes_back_bit_identical(
-    configure: Configure, finished: Finished, tmp_path: Path, name: str
-) -> None:
+    configure, finished, tmp_path, name
+):
     config = configure(**SUPPORTED[name])
     export(finished(config), tmp_path / "out", tmp_path)
     model, theirs = native(config), from_transformers(tmp_path / "out")
@@ -80,12 +80,8 @@ def test_a_dense_gpt2_is_one_of_transformers_and_comes_back_bit_identical(
 
 @pytest.mark.parametrize("wrong", ["relu", "nosuch", "a gated activation"])
 def test_an_activation_with_another_function_in_transformers_is_not_exported(
-    configure: Configure,
-    finished: Finished,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    wrong: str,
-) -> None:
+    configure, finished, tmp_path, monkeypatch, wrong
+):
     config = configure(ACTIVATION_GELU_EXACT=True)
     run = finished(config)
     if wrong == "a gated activation":
@@ -116,7 +112,7 @@ class UnknownOptions(TermOptions):
 class TestUnknownComponents:
     """A component is exported with its code or refused, without being listed anywhere."""
 
-    def test_it_is_not_one_of_gpt2(self, configure: Configure) -> None:
+    def test_it_is_not_one_of_gpt2(self, configure):
         model = configure().model
         assert unsupported_components(model) == []
         attention = dataclasses.replace(model.attention, terms=(UnknownOptions(),))
@@ -127,13 +123,7 @@ class TestUnknownComponents:
         assert unsupported_components(dataclasses.replace(model, mlp=activation)) == ["unknown"]
         assert _parts(other) == {"UNKNOWN"}
 
-    def test_another_function_is_refused(
-        self,
-        configure: Configure,
-        finished: Finished,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+    def test_another_function_is_refused(self, configure, finished, tmp_path, monkeypatch):
         """Without parameters, as the norm of queries and keys, and overlooked by the list."""
         run = finished(configure())
         transform = GPT.transform
@@ -145,12 +135,8 @@ class TestUnknownComponents:
 
 
 def test_the_tokenizer_of_transformers_cuts_as_ours_does(
-    configure: Configure,
-    finished: Finished,
-    downloads: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    configure, finished, downloads, tmp_path, monkeypatch
+):
     from transformers import AutoTokenizer
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -174,9 +160,7 @@ def test_the_tokenizer_of_transformers_cuts_as_ours_does(
 
 
 @pytest.mark.slow
-def test_the_example_of_the_documents_runs(
-    configure: Configure, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_of_the_documents_runs(configure, finished, tmp_path, monkeypatch):
     export(finished(configure()), tmp_path / "models" / "baseline", tmp_path)
     export(finished(configure(RECIPROCAL=True), "ra"), tmp_path / "models" / "ra", tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -194,9 +178,7 @@ def test_the_example_of_the_documents_runs(
 class TestRefusals:
     """Invalid exports and imports are rejected and leave the folder unchanged."""
 
-    def test_a_run_that_is_not_done(
-        self, configure: Configure, finished: Finished, tmp_path: Path
-    ) -> None:
+    def test_a_run_that_is_not_done(self, configure, finished, tmp_path):
         run = finished(configure())
         write_status(run, RunStatus(State.INTERRUPTED))
         with pytest.raises(ConfigError, match="INTERRUPTED") as error:
@@ -212,13 +194,7 @@ class TestRefusals:
             find_finished(str(run.path), tmp_path)
         assert error.value.codes == ["run.not-found"]
 
-    def test_a_folder_with_other_content(
-        self,
-        configure: Configure,
-        finished: Finished,
-        tmp_path: Path,
-        capsys: pytest.CaptureFixture,
-    ) -> None:
+    def test_a_folder_with_other_content(self, configure, finished, tmp_path, capsys):
         run, out = finished(configure()), tmp_path / "out"
         out.mkdir()
         export(run, out, tmp_path)
@@ -236,13 +212,7 @@ class TestRefusals:
         assert caught.value.codes == ["export.target-exists"]
         assert {p.name for p in tmp_path.iterdir()} == {"run", "out", "file"}
 
-    def test_a_full_disk_leaves_nothing(
-        self,
-        configure: Configure,
-        finished: Finished,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+    def test_a_full_disk_leaves_nothing(self, configure, finished, tmp_path, monkeypatch):
         def full(*arguments: Any, **named: Any) -> None:
             raise OSError(28, "No space left on device")
 
@@ -252,9 +222,7 @@ class TestRefusals:
             export(run, tmp_path / "out", tmp_path)
         assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
-    def test_weights_of_another_model(
-        self, configure: Configure, finished: Finished, tmp_path: Path
-    ) -> None:
+    def test_weights_of_another_model(self, configure, finished, tmp_path):
         one, other = finished(configure()), finished(configure(N_LAYER=2), "other")
         one.weights.write_bytes(other.weights.read_bytes())
         with pytest.raises(PreflightError) as caught:
@@ -275,7 +243,7 @@ class TestRefusals:
         assert missing.value.codes == ["run.damaged"]
 
 
-def test_a_model_that_transformers_lacks_has_its_code(exported: Exported) -> None:
+def test_a_model_that_transformers_lacks_has_its_code(exported):
     name, model, folder = exported.name, exported.ours, exported.folder
     ids_BT = torch.arange(2 * 80).reshape(2, 80) % 257
     with torch.no_grad():
@@ -304,7 +272,7 @@ def test_a_model_that_transformers_lacks_has_its_code(exported: Exported) -> Non
 
 
 @pytest.mark.parametrize("exported", ["sliding"], indirect=True)
-def test_the_byte_tokenizer_and_the_card(exported: Exported) -> None:
+def test_the_byte_tokenizer_and_the_card(exported):
     from transformers import AutoTokenizer
 
     folder = exported.folder
@@ -318,7 +286,7 @@ def test_the_byte_tokenizer_and_the_card(exported: Exported) -> None:
     assert all(text in card for text in ("| run | run |", "2.5000", "0" * 40, "trust_remote_code"))
 
 
-def test_an_operator_has_a_name_of_its_own_in_a_folder_of_any_name() -> None:
+def test_an_operator_has_a_name_of_its_own_in_a_folder_of_any_name():
     texts = model_files(["gpt2.attention.triton"], set())
     code = next(text for text in texts.values() if "::launch_tiles" in text)
     expression = re.search(r"custom_op\((.+::launch_tiles\")", code)

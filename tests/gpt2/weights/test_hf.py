@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import safetensors.torch
@@ -67,9 +67,7 @@ class TestTheSameFunction:
         ],
         ids=str,
     )
-    def test_logits_and_gradients(
-        self, configure: Configure, tmp_path: Path, ours: str, its: dict[str, Any]
-    ) -> None:
+    def test_logits_and_gradients(self, configure, tmp_path, ours, its):
         theirs = random_gpt2(**its)
         theirs.save_pretrained(tmp_path / "theirs")
         config = configure(**HERE, **{ours: its.get("n_inner", True)})
@@ -87,7 +85,7 @@ class TestTheSameFunction:
         assert not model.wte.weight[257:].any()
 
     @pytest.mark.parametrize("form", ["published", "sharded", "bf16"])
-    def test_files_of_any_form(self, configure: Configure, tmp_path: Path, form: str) -> None:
+    def test_files_of_any_form(self, configure, tmp_path, form):
         """Without a prefix, with causal masks and an explicit head; several files; half precision."""
         theirs, config = random_gpt2(), configure(**HERE)
         folder = tmp_path / "theirs"
@@ -118,9 +116,7 @@ class TestTheSameFunction:
     ],
     ids=["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"],
 )
-def test_the_four_sizes_have_the_shapes_of_transformers(
-    size: tuple[int, int, int], parameters: int
-) -> None:
+def test_the_four_sizes_have_the_shapes_of_transformers(size, parameters):
     """Compare shapes with transformers, and the published parameter counts."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -134,9 +130,7 @@ def test_the_four_sizes_have_the_shapes_of_transformers(
 
 
 @pytest.mark.parametrize("parts", [ADDED, {"RECIPROCAL": True, "ATTENTION_PATTERN_SLIDING": True}])
-def test_parameters_that_gpt2_lacks_keep_their_values_and_are_named(
-    configure: Configure, folder: Path, parts: dict[str, bool]
-) -> None:
+def test_parameters_that_gpt2_lacks_keep_their_values_and_are_named(configure, folder, parts):
     config, plain = configure(**HERE, **parts), configure(**HERE)
     lines: list[str] = []
     model = loaded(config, folder.parent, lines)
@@ -165,9 +159,7 @@ class TestWhatDoesNotFit:
         "ATTENTION_PROJECTION_LATENT": (True, "ATTENTION_PROJECTION: latent ", "(dense)"),
     }
 
-    def test_every_difference_is_listed_before_data_is_prepared(
-        self, configure: Configure, folder: Path
-    ) -> None:
+    def test_every_difference_is_listed_before_data_is_prepared(self, configure, folder):
         changes = {name: value for name, (value, *_) in self.DIFFERENT.items()}
         config = configure(**HERE, **changes, TOKENIZER_BYTE=None)
         with pytest.raises(ConfigError) as error:
@@ -181,7 +173,7 @@ class TestWhatDoesNotFit:
         assert "INIT_FROM" in error.value.problems[-1].next
         assert {path.name for path in folder.parent.iterdir()} == {"theirs"}
 
-    def test_a_variant_of_gpt2_is_refused(self, configure: Configure, tmp_path: Path) -> None:
+    def test_a_variant_of_gpt2_is_refused(self, configure, tmp_path):
         random_gpt2(scale_attn_by_inverse_layer_idx=True, layer_norm_epsilon=1e-6).save_pretrained(
             tmp_path / "theirs"
         )
@@ -192,14 +184,14 @@ class TestWhatDoesNotFit:
         assert re.search("POSITIONS: rope .*learned", str(caught.value))
         assert "scale_attn_by_inverse_layer_idx" in str(caught.value)
 
-    def test_biases_are_not_dropped(self, configure: Configure, folder: Path) -> None:
+    def test_biases_are_not_dropped(self, configure, folder):
         model = drawn(configure(**HERE, BIAS=False))
         with pytest.raises(ConfigError, match="^BIAS: .*h.0.attn.c_attn") as caught:
             load_initial_weights(model, configure(**HERE, BIAS=False), folder.parent, print)
         assert caught.value.codes == ["weights.config-mismatch"]
         assert_untouched(model, configure(BIAS=False))
 
-    def test_an_untied_head_is_refused(self, configure: Configure, folder: Path) -> None:
+    def test_an_untied_head_is_refused(self, configure, folder):
         weights = safetensors.torch.load_file(folder / source.WEIGHTS_FILE)
         weights["lm_head.weight"] = weights["transformer.wte.weight"] + 1
         safetensors.torch.save_file(weights, folder / source.WEIGHTS_FILE)
@@ -243,14 +235,12 @@ class TestDamagedFolders:
             ("model.safetensors", lambda path: path.write_bytes(b""), DAMAGED),
         ],
     )
-    def test_missing_and_damaged_files(
-        self, configure: Configure, folder: Path, name: str, change: Callable, code: str
-    ) -> None:
+    def test_missing_and_damaged_files(self, configure, folder, name, change, code):
         change(folder / name)
         text = self.refused(configure(**HERE), folder.parent, code)
         assert f"theirs/{name}: " in text and ("hf:PATH" in text) == (code == "weights.missing")
 
-    def test_tensors_of_another_model(self, configure: Configure, folder: Path) -> None:
+    def test_tensors_of_another_model(self, configure, folder):
         weights = safetensors.torch.load_file(folder / source.WEIGHTS_FILE)
         del weights["transformer.ln_f.bias"]
         weights["transformer.wpe.weight"] = weights["transformer.wpe.weight"][:64].clone()
@@ -264,7 +254,7 @@ class TestDamagedFolders:
         assert "h.3.ln_1.bias is unexpected" in text
         assert "dtype F64" in text
 
-    def test_an_index_stays_in_its_folder(self, configure: Configure, folder: Path) -> None:
+    def test_an_index_stays_in_its_folder(self, configure, folder):
         outside = folder.parent / "model-1.safetensors"
         (folder / source.WEIGHTS_FILE).rename(outside)
         index = {"weight_map": {"transformer.wte.weight": f"../{outside.name}"}}
@@ -276,9 +266,7 @@ class TestDamagedFolders:
 class TestHub:
     """Models of the hub are downloaded once; other values are rejected."""
 
-    def test_a_model_is_downloaded_once(
-        self, configure: Configure, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_model_is_downloaded_once(self, configure, folder, monkeypatch):
         asked = []
 
         def download(name: str, allow_patterns: list[str], local_dir: Path) -> None:
@@ -297,9 +285,7 @@ class TestHub:
         assert source.weights_folder(config, folder.parent) == place
         loaded(config, folder.parent)
 
-    def test_without_a_network_the_error_has_advice(
-        self, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_without_a_network_the_error_has_advice(self, configure, tmp_path, monkeypatch):
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         with pytest.raises(PreflightError) as error:
             preflight.check_weights([configure(INIT_FROM="hf:gpt2")], tmp_path)
@@ -309,9 +295,7 @@ class TestHub:
     @pytest.mark.parametrize(
         "value", ["gpt2", "hf:", "hf:results/run/export", "hf:..", "hf:$(x)", "pt:./x", "hf:a b"]
     )
-    def test_a_value_that_is_neither_path_nor_name_is_rejected(
-        self, configure: Configure, value: str
-    ) -> None:
+    def test_a_value_that_is_neither_path_nor_name_is_rejected(self, configure, value):
         with pytest.raises(ConfigError) as caught:
             configure(INIT_FROM=value)
         assert caught.value.codes == ["config.invalid-value"]
@@ -321,12 +305,10 @@ class TestHub:
 class TestIdentity:
     """The content of the weights is part of the identity of a run."""
 
-    def test_the_symbol_is_in_the_hash(self, configure: Configure) -> None:
+    def test_the_symbol_is_in_the_hash(self, configure):
         assert len({configure(INIT_FROM=v).hash8 for v in ("", "hf:./a", "hf:./b")}) == 3
 
-    def test_changed_content_under_the_same_name_is_detected(
-        self, configure: Configure, train: Callable
-    ) -> None:
+    def test_changed_content_under_the_same_name_is_detected(self, configure, train):
         place = train.folder / "theirs"
         random_gpt2().save_pretrained(place)
         config = configure(**HERE, MAX_ITERS=6)
@@ -350,7 +332,7 @@ class TestIdentity:
             train(config, name="second")
         assert first.files.checkpoints.exists()
 
-    def test_weights_affect_training(self, configure: Configure, train: Callable) -> None:
+    def test_weights_affect_training(self, configure, train):
         random_gpt2().save_pretrained(train.folder / "theirs")
         losses = {}
         for name, symbols in {"loaded": HERE, "drawn": {}}.items():

@@ -1,6 +1,5 @@
 """GPU and CPU facts, the GPUs of each run, and their environment variables; no GPU needed."""
 
-from collections.abc import Collection
 
 import pytest
 
@@ -31,7 +30,7 @@ from lib.errors import ConfigError
         ("V100-32GB", "v100-32"),
     ],
 )
-def test_a_name_is_found_however_it_is_written(written: str, name: str) -> None:
+def test_a_name_is_found_however_it_is_written(written, name):
     assert find_gpu(written) is GPUS[name]
 
 
@@ -47,9 +46,7 @@ def test_a_name_is_found_however_it_is_written(written: str, name: str) -> None:
         ("nvidia", GPUS, "gpu.unknown-name"),
     ],
 )
-def test_an_unknown_or_doubtful_name_lists_the_nearest(
-    written: str, nearest: Collection[str], code: str
-) -> None:
+def test_an_unknown_or_doubtful_name_lists_the_nearest(written, nearest, code):
     with pytest.raises(ConfigError) as caught:
         find_gpu(written)
     (problem,) = caught.value.problems
@@ -57,14 +54,14 @@ def test_an_unknown_or_doubtful_name_lists_the_nearest(
     assert all(name in problem.next for name in nearest)
 
 
-def test_what_context_and_allocator_take_is_left_free() -> None:
+def test_what_context_and_allocator_take_is_left_free():
     gpu = gpu_with_memory(10)
     most = (10 * GIB - CONTEXT_BYTES) / (1 + FRAGMENTATION)
     assert gpu.holds(most * 0.9999)
     assert not gpu.holds(most * 1.0001)
 
 
-def test_peaks_are_in_order() -> None:
+def test_peaks_are_in_order():
     """Dense peaks: half precision is at least as fast as TF32, and that as fp32."""
     for gpu in GPUS.values():
         peaks = gpu.tflops
@@ -94,9 +91,7 @@ PEAKS = [
 
 
 @pytest.mark.parametrize(("name", "precision", "products", "peak"), PEAKS)
-def test_peaks_of_devices_by_the_drivers_name(
-    name: str, precision: str, products: str, peak: float | None
-) -> None:
+def test_peaks_of_devices_by_the_drivers_name(name, precision, products, peak):
     assert peak_tflops(name, precision, products) == peak
 
 
@@ -122,14 +117,7 @@ BOTH = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "6,7"}
         (2, 2, True, BOTH, (), ["6,7"]),
     ],
 )
-def test_each_group_has_free_gpus_of_its_own(
-    count: int,
-    size: int,
-    rocm: bool,
-    variables: dict[str, str],
-    busy: Collection[int],
-    groups: list[str],
-) -> None:
+def test_each_group_has_free_gpus_of_its_own(count, size, rocm, variables, busy, groups):
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if busy and not rocm else {}
     name = "HIP_VISIBLE_DEVICES" if rocm else "CUDA_VISIBLE_DEVICES"
     expected = [{name: group, **order} for group in groups]

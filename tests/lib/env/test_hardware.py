@@ -33,7 +33,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return fake
 
 
-def test_a_machine_without_a_gpu_says_so(tmp_path: Path, program: Callable) -> None:
+def test_a_machine_without_a_gpu_says_so(tmp_path, program):
     shutil.rmtree(tmp_path / "programs")
     found = probe_hardware(tmp_path / "new", CPU)
     assert json.loads((tmp_path / "new" / "hw.json").read_text()) == found
@@ -48,9 +48,7 @@ def test_a_machine_without_a_gpu_says_so(tmp_path: Path, program: Callable) -> N
         assert not (tmp_path / "new" / "rocm_smi.txt").exists()
 
 
-def test_every_visible_gpu_and_what_the_programs_say(
-    tmp_path: Path, program: Callable, gpus: Callable
-) -> None:
+def test_every_visible_gpu_and_what_the_programs_say(tmp_path, program, gpus):
     gpus(2)
     program("nvidia-smi", {"*": "| Driver Version: 595.1 |\n"})
     program("rocm-smi", {"*": 2})
@@ -71,9 +69,7 @@ def test_every_visible_gpu_and_what_the_programs_say(
         (2, True, 2, None, []),
     ],
 )
-def test_gpus_that_a_run_leaves_unused(
-    gpus: Callable, monkeypatch: pytest.MonkeyPatch, visible, pinned, processes, hip, advice
-) -> None:
+def test_gpus_that_a_run_leaves_unused(gpus, monkeypatch, visible, pinned, processes, hip, advice):
     gpus(visible)
     monkeypatch.setattr("torch.version.hip", hip)
     problems = pinned_gpu_problems(pinned, processes)

@@ -27,7 +27,7 @@ CPU = MachineConfig(
 GPU = replace(CPU, device="cuda")
 
 
-def test_libraries_are_told_before_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_are_told_before_they_start(monkeypatch):
     spinning = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     for name in spinning:
         monkeypatch.delenv(name, raising=False)
@@ -56,13 +56,13 @@ def refused(machine: MachineConfig, processes: int = 1) -> PreflightError:
     return refusal.value
 
 
-def test_a_missing_gpu_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_refused_with_advice(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     error = refused(GPU)
     assert error.codes == ["gpu.missing"] and "+cpu" in error.problems[0].next
 
 
-def test_all_that_a_gpu_lacks_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_a_gpu_lacks_is_listed(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: False)
@@ -72,13 +72,13 @@ def test_all_that_a_gpu_lacks_is_listed(monkeypatch: pytest.MonkeyPatch) -> None
     assert "GPUS=4" in str(error) and "Old GPU" in str(error)
 
 
-def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_without_a_compiler_is_refused(monkeypatch):
     monkeypatch.setenv("PATH", "")
     error = refused(replace(CPU, compile=True))
     assert error.codes == ["env.missing-compiler"] and "COMPILE=y" in str(error)
 
 
-def test_settings_are_applied() -> None:
+def test_settings_are_applied():
     torch.backends.cudnn.allow_tf32 = True
     assert set_up(CPU, ProcessRank()) == torch.device("cpu")
     assert torch.get_num_threads() == 1
@@ -101,13 +101,7 @@ def test_settings_are_applied() -> None:
         (GPU, ProcessRank(), "env.missing-variable", ["CUBLAS_WORKSPACE_CONFIG=:4096:8"]),
     ],
 )
-def test_what_the_launcher_omitted_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-    machine: MachineConfig,
-    process: ProcessRank,
-    code: str,
-    words: list[str],
-) -> None:
+def test_what_the_launcher_omitted_is_refused(monkeypatch, machine, process, code, words):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     with pytest.raises(PreflightError) as refusal:
         set_up(machine, process)
@@ -118,9 +112,7 @@ def test_what_the_launcher_omitted_is_refused(
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
 )
-def test_products_run_in_the_precision_and_only_fp16_scales_the_loss(
-    precision: str, dtype: torch.dtype
-) -> None:
+def test_products_run_in_the_precision_and_only_fp16_scales_the_loss(precision, dtype):
     a, machine = torch.ones(4, 4), replace(CPU, precision=precision)
     assert machine_problems(machine) == []
     with autocast(machine):

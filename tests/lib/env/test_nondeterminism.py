@@ -19,7 +19,7 @@ def scatter() -> None:
     torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
 
 
-def test_each_operation_is_noted_once() -> None:
+def test_each_operation_is_noted_once():
     set_up(WARN, ProcessRank())
     for _ in range(2):
         # torch and Python emit some warnings once; a second run in the process must record them too.
@@ -30,14 +30,14 @@ def test_each_operation_is_noted_once() -> None:
         assert met is not None and met.names == said == ["put_"]
 
 
-def test_other_warnings_are_shown_as_before() -> None:
+def test_other_warnings_are_shown_as_before():
     recording = record_nondeterminism(WARN, lambda name: None)
     with pytest.warns(UserWarning, match="something else"), recording as met:
         warnings.warn("something else", stacklevel=1)
     assert met is not None and met.names == []
 
 
-def test_strict_refuses_the_operation_and_off_says_nothing() -> None:
+def test_strict_refuses_the_operation_and_off_says_nothing():
     set_up(CPU, ProcessRank())
     with record_nondeterminism(CPU, lambda name: None) as met:
         assert met is None
@@ -49,7 +49,7 @@ def test_strict_refuses_the_operation_and_off_says_nothing() -> None:
     assert not shown
 
 
-def test_the_words_of_attention_and_of_the_matrix_library_are_known() -> None:
+def test_the_words_of_attention_and_of_the_matrix_library_are_known():
     """Messages are copied from torch's sources; these operations exist on GPUs only."""
     met = NondeterministicOperations(lambda name: None)
     assert met.meet("Flash Attention defaults to a non-deterministic algorithm. To explicitly")

@@ -40,7 +40,7 @@ def observed(machine: MachineConfig, scaler: bool = False) -> dict[str, dict[str
     )
 
 
-def test_what_torch_does_otherwise_is_a_deviation(machine: MachineConfig) -> None:
+def test_what_torch_does_otherwise_is_a_deviation(machine):
     asked = replace(machine, cpu_threads=torch.get_num_threads() + 5, precision="bf16")
     found = observed(asked)
     assert found["cpu_threads"]["observed"] == torch.get_num_threads()
@@ -50,7 +50,7 @@ def test_what_torch_does_otherwise_is_a_deviation(machine: MachineConfig) -> Non
     assert deviations(observed(machine)) == []
 
 
-def test_a_strict_run_refuses_deviations(machine: MachineConfig) -> None:
+def test_a_strict_run_refuses_deviations(machine):
     require_no_deviations(observed(machine))
     asked = replace(machine, cpu_threads=77, cudnn_benchmark=not machine.cudnn_benchmark)
     with pytest.raises(PreflightError) as refusal:
@@ -80,22 +80,20 @@ BEHIND: dict[str, tuple[Callable[[], None], Any]] = {
 
 
 @pytest.mark.parametrize("name", BEHIND)
-def test_the_states_are_read_back(machine: MachineConfig, name: str) -> None:
+def test_the_states_are_read_back(machine, name):
     change, seen = BEHIND[name]
     change()
     assert observed(machine)[name]["observed"] == seen
     assert name in deviations(observed(machine))
 
 
-def test_a_scaler_that_was_left_out_shows(machine: MachineConfig) -> None:
+def test_a_scaler_that_was_left_out_shows(machine):
     half = replace(machine, precision="fp16")
     assert "grad_scaler_enabled" in deviations(observed(half, scaler=False))
     assert "grad_scaler_enabled" not in deviations(observed(half, scaler=True))
 
 
-def test_what_is_not_read_from_torch(
-    machine: MachineConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_read_from_torch(machine, monkeypatch):
     """A GPU's workspace is that of the environment; a setting that cannot be read is recorded."""
 
     def refuse() -> str:
@@ -112,7 +110,7 @@ def test_what_is_not_read_from_torch(
     assert observed(machine)["cublas_workspace_config"]["observed"] is None
 
 
-def test_the_kernel_is_the_one_that_torch_selects() -> None:
+def test_the_kernel_is_the_one_that_torch_selects():
     """Flash attention on a CPU; with dropout only math is available."""
     q_BNTH = torch.empty(1, 2, 16, 8, requires_grad=True)
     causal = {"is_causal": True}
@@ -129,7 +127,7 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_it_is_read_from_what_came_out_and_a_profile_says_the_same(call: str) -> None:
+def test_it_is_read_from_what_came_out_and_a_profile_says_the_same(call):
     arguments, kernel = CALLS[call]
     q = torch.zeros(1, 2, 8, 16, requires_grad=True)
     with profile(activities=[ProfilerActivity.CPU]) as seen:
@@ -142,7 +140,7 @@ def test_it_is_read_from_what_came_out_and_a_profile_says_the_same(call: str) ->
     assert detect_sdpa_kernel(shared[..., :3].transpose(1, 2) * 2) == kernel
 
 
-def test_a_pinned_kernel_is_the_one() -> None:
+def test_a_pinned_kernel_is_the_one():
     q = torch.zeros(1, 2, 8, 16, requires_grad=True)
     with sdpa_kernel(SDPBackend.MATH):
         assert detect_sdpa_kernel(F.scaled_dot_product_attention(q, q, q)) == "math"

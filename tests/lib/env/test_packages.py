@@ -25,7 +25,7 @@ from lib.project import ROOT
         ({}, None, ("system", "mine")),
     ],
 )
-def test_kinds_of_environments(tmp_path: Path, files, base, expected) -> None:
+def test_kinds_of_environments(tmp_path, files, base, expected):
     prefix = tmp_path / "mine"
     prefix.mkdir()
     for name, text in files.items():
@@ -35,7 +35,7 @@ def test_kinds_of_environments(tmp_path: Path, files, base, expected) -> None:
     assert (found.kind, found.name) == expected
 
 
-def test_a_real_interpreter_is_asked_and_no_variable(tmp_path: Path) -> None:
+def test_a_real_interpreter_is_asked_and_no_variable(tmp_path):
     venv.create(tmp_path / "real", with_pip=False, symlinks=True)
     code = "from lib.env.packages import current_interpreter; print(current_interpreter())"
     done = subprocess.run(

@@ -41,9 +41,7 @@ def words(found: list[Problem], code: str) -> str:
 
 @pytest.mark.parametrize("asked", KINDS)
 @pytest.mark.parametrize("kind", (*KINDS, "system"))
-def test_each_policy_takes_its_own_kind_alone(
-    config: EnvironmentConfig, asked: str, kind: str
-) -> None:
+def test_each_policy_takes_its_own_kind_alone(config, asked, kind):
     assert problems(config, "environment", of_kind(kind)) == []
     found = problems(replace(config, policy=asked, name="llmhe"), "environment", of_kind(kind))
     if kind == asked:
@@ -64,9 +62,7 @@ def test_each_policy_takes_its_own_kind_alone(
         ("venv", "", "x", ""),
     ],
 )
-def test_the_name(
-    config: EnvironmentConfig, policy: str, expected: str, name: str, code: str
-) -> None:
+def test_the_name(config, policy, expected, name, code):
     wanted, variables = replace(config, policy=policy, name=expected), {
         "CONDA_PREFIX": f"/envs/{name}"
     }
@@ -77,9 +73,7 @@ def test_the_name(
 
 
 @pytest.mark.parametrize("variables", [{"CONDA_PREFIX": "/envs/other"}, {}])
-def test_a_conda_environment_that_is_not_activated(
-    conda_config: EnvironmentConfig, variables: dict[str, str]
-) -> None:
+def test_a_conda_environment_that_is_not_activated(conda_config, variables):
     found = problems(conda_config, "environment", variables=variables)
     assert "CONDA_PREFIX=/envs/llmhe" in words(found, "env.not-activated")
     assert found[0].next == "type: conda activate llmhe"
@@ -90,9 +84,7 @@ def test_a_conda_environment_that_is_not_activated(
     [("", True), ("3.13", True), ("3.13.1", True)]
     + [(other, False) for other in ("3.1", "3.12", "3.13.2", "3.13.10")],
 )
-def test_python_by_as_many_parts_as_are_said(
-    config: EnvironmentConfig, asked: str, passes: bool
-) -> None:
+def test_python_by_as_many_parts_as_are_said(config, asked, passes):
     found = problems(replace(config, python=asked), "python")
     assert passes == (found == [])
     if not passes:
@@ -101,9 +93,7 @@ def test_python_by_as_many_parts_as_are_said(
 
 
 @pytest.mark.parametrize("name", FOREIGN_FILES)
-def test_a_trace_of_another_tool(
-    conda_config: EnvironmentConfig, tmp_path: Path, name: str
-) -> None:
+def test_a_trace_of_another_tool(conda_config, tmp_path, name):
     assert problems(conda_config, "foreign tools", root=tmp_path) == []
     (tmp_path / name).symlink_to(tmp_path / "gone")
     found = problems(conda_config, "foreign tools", root=tmp_path)
@@ -112,16 +102,14 @@ def test_a_trace_of_another_tool(
     assert problems(allowed, "foreign tools", root=tmp_path) == []
 
 
-def test_what_the_tree_needs_is_here(
-    config: EnvironmentConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_tree_needs_is_here(config, monkeypatch):
     assert problems(config, "packages") == []
     monkeypatch.setattr(sys, "path", [])
     said = words(problems(config, "packages"), "env.missing-package")
     assert "torch>=2.11, kconfiglib" in said
 
 
-def test_less_space_than_asked_for(config: EnvironmentConfig, tmp_path: Path) -> None:
+def test_less_space_than_asked_for(config, tmp_path):
     assert problems(config, "disk", root=tmp_path) == []
     found = problems(replace(config, min_disk_gib=1_000_000), "disk", root=tmp_path)
     assert words(found, "disk.no-space").startswith("MIN_DISK_GIB=1000000:")
@@ -153,7 +141,7 @@ class TestLockFile:
         wanted = replace(config, lock_file=lock.name, lock_enforce=enforce)
         return problems(wanted, "lock file", root=lock.parent)
 
-    def test_what_is_installed_stands_in_it(self, config: EnvironmentConfig, lock: Path) -> None:
+    def test_what_is_installed_stands_in_it(self, config, lock):
         assert self.problems(config, lock) == []
         text = lock.read_text().replace("NUMPY", "BUMPY")
         lock.write_text(text.replace(installed_packages()["rich"], "0.0.1"))
@@ -163,7 +151,7 @@ class TestLockFile:
         assert re.search(rf"rich {re.escape(installed_packages()['rich'])} \(.*0\.0\.1\)", said)
         assert self.problems(config, lock, enforce=False) == []
 
-    def test_none_and_an_empty_one(self, config: EnvironmentConfig, tmp_path: Path) -> None:
+    def test_none_and_an_empty_one(self, config, tmp_path):
         words(self.problems(config, tmp_path / "uv.lock"), "lock-file.missing")
         (tmp_path / "uv.lock").write_text("version = 1\n")
         words(self.problems(config, tmp_path / "uv.lock", False), "lock-file.empty")

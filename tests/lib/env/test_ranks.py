@@ -1,6 +1,5 @@
 """Rank and world size from the environment of a launcher."""
 
-from pathlib import Path
 
 import pytest
 
@@ -8,7 +7,7 @@ from lib.env.ranks import ProcessRank, current_process, missing_variables, rank_
 from lib.errors import PreflightError
 
 
-def test_a_process_without_and_with_a_launcher(tmp_path: Path) -> None:
+def test_a_process_without_and_with_a_launcher(tmp_path):
     alone = current_process({})
     assert alone == ProcessRank(rank=0, world_size=1, local_rank=0) and alone.is_main
     found = current_process({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
@@ -19,12 +18,12 @@ def test_a_process_without_and_with_a_launcher(tmp_path: Path) -> None:
     assert here == ProcessRank(1, 4, 1, f"file://{tmp_path}/meeting")
 
 
-def test_a_rank_that_is_not_a_number_is_named() -> None:
+def test_a_rank_that_is_not_a_number_is_named():
     with pytest.raises(PreflightError, match="RANK='zero'") as caught:
         current_process({"RANK": "zero"})
     assert caught.value.codes == ["env.invalid-variable"]
 
 
-def test_missing_and_differing_variables_are_listed() -> None:
+def test_missing_and_differing_variables_are_listed():
     wanted = {"A": "1", "B": "2", "C": "3"}
     assert missing_variables(wanted, {"A": "1", "B": "0"}) == ["B=2", "C=3"]

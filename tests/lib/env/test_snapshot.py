@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from lib.env import snapshot
 from lib.env.options import EnvironmentConfig
-from lib.env.packages import Interpreter, current_interpreter, installed_packages, normalize_name
+from lib.env.packages import current_interpreter, installed_packages, normalize_name
 from lib.env.snapshot import (
     copy_snapshot,
     hardware_digests,
@@ -41,7 +40,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_packages_are_those_of_importlib_and_the_first_of_a_name_counts(tmp_path: Path) -> None:
+def test_packages_are_those_of_importlib_and_the_first_of_a_name_counts(tmp_path):
     found = {normalize_name(d.metadata["Name"]): d.version for d in distributions()}
     assert installed_packages() == found
     for name in (
@@ -54,9 +53,7 @@ def test_packages_are_those_of_importlib_and_the_first_of_a_name_counts(tmp_path
     assert installed_packages([*folders, ""]) == {"some-thing": "1.0", "x-y": "3"}
 
 
-def test_the_policy_any_runs_no_program(
-    config: EnvironmentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_policy_any_runs_no_program(config, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshot, "run_program", None)
     refresh_snapshot(tmp_path, config, current_interpreter())
     assert names(tmp_path) == ALWAYS
@@ -68,13 +65,7 @@ def test_the_policy_any_runs_no_program(
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_conda_s_six_files_and_what_pip_check_finds(
-    conda: Interpreter,
-    conda_config: EnvironmentConfig,
-    program: Callable,
-    tmp_path: Path,
-    broken: bool,
-) -> None:
+def test_conda_s_six_files_and_what_pip_check_finds(conda, conda_config, program, tmp_path, broken):
     check = {"exit_code": 0, "output": ["No broken requirements found."]}
     if broken:
         answers = {"*' --version'": "pip 26.0\n", "*' freeze'": "numpy==2.4.6\n", "*": 1}
@@ -101,15 +92,8 @@ FAILURES = [
 
 @pytest.mark.parametrize(("answers", "count", "code", "words"), FAILURES)
 def test_every_program_that_fails_is_named(
-    conda: Interpreter,
-    conda_config: EnvironmentConfig,
-    program: Callable,
-    tmp_path: Path,
-    answers: dict | None,
-    count: int,
-    code: str,
-    words: str,
-) -> None:
+    conda, conda_config, program, tmp_path, answers, count, code, words
+):
     if answers is None:
         (tmp_path / "programs" / "conda").unlink()
     else:
@@ -120,9 +104,7 @@ def test_every_program_that_fails_is_named(
     assert not (tmp_path / "snapshot").exists()
 
 
-def test_uv_needs_no_pip_and_the_lock_file_is_copied(
-    config: EnvironmentConfig, program: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uv_needs_no_pip_and_the_lock_file_is_copied(config, program, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshot, "find_spec", lambda name: None)
     program("uv", {"--version": "uv 0.9.8 (abc 2026-01-01)\n"})
     (tmp_path / "mine").mkdir()
@@ -141,13 +123,7 @@ def test_uv_needs_no_pip_and_the_lock_file_is_copied(
 
 
 @pytest.mark.parametrize("has_pip", [True, False])
-def test_a_venv_is_frozen_if_it_has_pip(
-    config: EnvironmentConfig,
-    program: Callable,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    has_pip: bool,
-) -> None:
+def test_a_venv_is_frozen_if_it_has_pip(config, program, tmp_path, monkeypatch, has_pip):
     monkeypatch.setattr(snapshot, "find_spec", lambda name: object() if has_pip else None)
     pip = {"*' freeze'": "-e git+https://me:s3cret@host/x.git#egg=x\n", "*' check'": "fine\n"}
     interpreter = current_interpreter(tmp_path, tmp_path, str(program("python", pip)))
@@ -176,13 +152,11 @@ def test_a_venv_is_frozen_if_it_has_pip(
         ("variables: {TOKEN: s3cret}\nprefix: /a\n", "prefix: /a\n"),
     ],
 )
-def test_credentials_are_removed(printed: str, redacted: str) -> None:
+def test_credentials_are_removed(printed, redacted):
     assert redact_secrets(printed) == redacted
 
 
-def test_a_recent_and_valid_snapshot_is_not_replaced(
-    config: EnvironmentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recent_and_valid_snapshot_is_not_replaced(config, tmp_path, monkeypatch):
     clock = [1e9]
     monkeypatch.setattr("time.time", lambda: clock[0])
 
@@ -209,9 +183,7 @@ def test_a_recent_and_valid_snapshot_is_not_replaced(
 
 
 @pytest.mark.parametrize("kind", ["a file", "read-only"])
-def test_a_folder_that_cannot_be_written_to(
-    config: EnvironmentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_folder_that_cannot_be_written_to(config, tmp_path, monkeypatch, kind):
     folder = tmp_path / "environment"
     if kind == "read-only":
         # File permissions do not stop root, which runs the tests on some machines.
@@ -227,7 +199,7 @@ def test_a_folder_that_cannot_be_written_to(
     assert problem.code == "disk.write-failed" and problem.where == str(folder)
 
 
-def test_a_run_has_a_copy_and_its_digests(config: EnvironmentConfig, tmp_path: Path) -> None:
+def test_a_run_has_a_copy_and_its_digests(config, tmp_path):
     run = RunDir(tmp_path / "run")
     run.environment.mkdir(parents=True)
     (run.environment / "pip_freeze.txt").write_text("of an earlier start\n")

@@ -39,7 +39,7 @@ def refused(folder: Path, *named: str) -> ConfigError:
     return caught.value
 
 
-def test_runs_are_paired_when_nothing_else_differs(folder: Path) -> None:
+def test_runs_are_paired_when_nothing_else_differs(folder):
     pairs = pairs_of(folder)
     assert [pair.name for pair in pairs] == ["baseline-s1-0000000b", "ra-s1-0000000b"]
     # Without the first interval, which contains compilation.
@@ -50,7 +50,7 @@ def test_runs_are_paired_when_nothing_else_differs(folder: Path) -> None:
     assert document["eager"]["means"]["tokens_per_second"] == 1005.0
 
 
-def test_a_run_name_selects_its_pair(folder: Path) -> None:
+def test_a_run_name_selects_its_pair(folder):
     assert [pair.name for pair in pairs_of(folder, "ra-s1-0000000a")] == ["ra-s1-0000000b"]
     assert refused(folder, "alone-s1-0000000c").codes == ["run.no-compile-pair"]
     # Of two runs of one side, too.
@@ -62,7 +62,7 @@ def test_a_run_name_selects_its_pair(folder: Path) -> None:
     assert [pair.runs["eager"] for pair in pairs_of(folder, *named)] == named
 
 
-def test_a_cell_of_a_matrix_is_the_other_side(tmp_path: Path) -> None:
+def test_a_cell_of_a_matrix_is_the_other_side(tmp_path):
     """Pair runs that have other step names, and symbols that went without an effect; no others."""
     compiled = {"COMPILE": True, "COMPILE_EAGER_TWIN": True}
     record_run(tmp_path / "s/ra-s1-0000000a", step="ra", compile_model=True, symbols=compiled)
@@ -73,7 +73,7 @@ def test_a_cell_of_a_matrix_is_the_other_side(tmp_path: Path) -> None:
     assert pair.runs["eager"] == "ra-compile-n-s1-0000000b"
 
 
-def test_one_log_interval_alone_is_no_speed(tmp_path: Path) -> None:
+def test_one_log_interval_alone_is_no_speed(tmp_path):
     for name, compiled in (("a", False), ("b", True)):
         run = record_run(tmp_path / f"s/ra-s1-0000000{name}", compile_model=compiled)
         run.timing.write_text(run.timing.read_text().splitlines(keepends=True)[0])
@@ -86,7 +86,7 @@ def test_one_log_interval_alone_is_no_speed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_four_figures_of_300_dots_per_inch(folder: Path, tmp_path: Path) -> None:
+def test_four_figures_of_300_dots_per_inch(folder, tmp_path):
     # A third of the panels, of which each takes a second.
     for telemetry in folder.glob("s/ra-*/telemetry.jsonl"):
         telemetry.unlink()

@@ -46,7 +46,7 @@ EVAL = {"val_loss", "val_perplexity", "sparsity"}
 SPEED = {"tokens_per_second"}
 
 
-def test_records_of_an_iteration_are_joined_under_the_published_names(run: RunDir) -> None:
+def test_records_of_an_iteration_are_joined_under_the_published_names(run):
     append(run.metrics, train_row(1), train_row(2), eval_row(2, 3.0))
     append(run.timing, timing(2))
     found = dict(RecordReader(run, ReadCursor()).new())
@@ -66,7 +66,7 @@ def test_records_of_an_iteration_are_joined_under_the_published_names(run: RunDi
     }
 
 
-def test_no_record_is_sent_twice_while_a_run_continues(run: RunDir) -> None:
+def test_no_record_is_sent_twice_while_a_run_continues(run):
     """By one reader, and by one after the other."""
     reader, position = RecordReader(run, ReadCursor()), ReadCursor()
 
@@ -84,7 +84,7 @@ def test_no_record_is_sent_twice_while_a_run_continues(run: RunDir) -> None:
     assert both() == [(2, EVAL), (3, TRAIN)]
 
 
-def test_rows_that_a_resumed_run_repeats_are_skipped(run: RunDir) -> None:
+def test_rows_that_a_resumed_run_repeats_are_skipped(run):
     position = ReadCursor()
     rows = [train_row(1), train_row(2), eval_row(2, 3.0), train_row(3), train_row(4)]
     append(run.metrics, *rows)
@@ -98,7 +98,7 @@ def test_rows_that_a_resumed_run_repeats_are_skipped(run: RunDir) -> None:
     assert new_metrics(run, position) == [(5, TRAIN), (6, TRAIN | SPEED)]
 
 
-def test_a_new_reader_waits_until_the_run_is_where_the_old_one_was(run: RunDir) -> None:
+def test_a_new_reader_waits_until_the_run_is_where_the_old_one_was(run):
     feed = RecordReader(run, ReadCursor(rows=3, iteration=3))
     append(run.metrics, train_row(1), train_row(2))
     # Trackers reject iterations older than the newest one; a timing waits for its row.
@@ -110,7 +110,7 @@ def test_a_new_reader_waits_until_the_run_is_where_the_old_one_was(run: RunDir) 
     assert [(i, set(metrics) - TRAIN) for i, metrics in feed.new()] == [(5, {"iteration"} | SPEED)]
 
 
-def test_a_torn_last_line_waits_for_its_end(run: RunDir) -> None:
+def test_a_torn_last_line_waits_for_its_end(run):
     position = ReadCursor()
     # An overflowing perplexity and a missing norm are left out.
     append(run.metrics, train_row(1, loss=800.0, grad_norm=None))
@@ -123,13 +123,13 @@ def test_a_torn_last_line_waits_for_its_end(run: RunDir) -> None:
     assert new_metrics(run, position) == [(2, TRAIN)]
 
 
-def test_the_best_validation_is_the_lowest_not_the_last(run: RunDir) -> None:
+def test_the_best_validation_is_the_lowest_not_the_last(run):
     append(run.metrics, eval_row(1, 3.0), train_row(2), eval_row(2, 2.5), eval_row(3, 2.75))
     expected = {"final/best_val_loss": 2.5, "final/best_val_perplexity": math.exp(2.5)}
     assert best_validation_metrics(run) == expected
 
 
-def test_a_position_survives_its_file(tmp_path: Path) -> None:
+def test_a_position_survives_its_file(tmp_path):
     path = tmp_path / "position.json"
     assert ReadCursor.read(path) == ReadCursor()
     ReadCursor(5, 4, 3, complete=True).write(path)
@@ -140,7 +140,7 @@ def sample(ts: float, mib: float) -> dict[str, Any]:
     return {"ts": ts, "rss_mib": mib, "cpu_seconds": 0.0, "gpus": []}
 
 
-def test_samples_of_the_machine_belong_to_the_log_interval_they_fell_into(run: RunDir) -> None:
+def test_samples_of_the_machine_belong_to_the_log_interval_they_fell_into(run):
     append(run.metrics, *(train_row(i) for i in range(1, 5)))
     append(run.timing, timing(2), timing(4))
     # Written at 102 and 104.
@@ -149,7 +149,7 @@ def test_samples_of_the_machine_belong_to_the_log_interval_they_fell_into(run: R
     assert found == [None, 2.0, None, 5.0]
 
 
-def test_a_timing_waits_until_the_samples_before_it_are_written(run: RunDir) -> None:
+def test_a_timing_waits_until_the_samples_before_it_are_written(run):
     position = ReadCursor()
     feed = RecordReader(run, position)
     now = time.time()
@@ -164,7 +164,7 @@ def test_a_timing_waits_until_the_samples_before_it_are_written(run: RunDir) -> 
     assert position.timed == 2
 
 
-def test_a_timing_of_a_row_that_was_sent_waits_for_its_samples_too(run: RunDir) -> None:
+def test_a_timing_of_a_row_that_was_sent_waits_for_its_samples_too(run):
     feed, now = RecordReader(run, ReadCursor()), time.time()
     append(run.metrics, train_row(1), train_row(2))
     assert [i for i, _ in feed.new(ended=False)] == [1, 2]

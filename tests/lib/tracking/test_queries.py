@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from lib.runs.run_dir import RunDir
 from lib.tracking.queries import query_gpu_usage, query_keys
 from lib.tracking.sources import RunDirSource, find_run
 from tests.lib.tracking.conftest import ITERATIONS, record_run
-from tests.loopback.wandb_server import WandbServer
 
 Query = Callable[..., dict[str, Any]]
 QUERIES: dict[str, Callable[[str], str]] = {
@@ -30,9 +28,7 @@ def local(run: RunDir) -> list[object]:
 
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("name", QUERIES)
-def test_the_server_gives_the_same_answer_as_the_run_directory(
-    tracked: RunDir, query: Query, name: str
-) -> None:
+def test_the_server_gives_the_same_answer_as_the_run_directory(tracked, query, name):
     expected = query(QUERIES[name], *local(tracked))
     found = query(QUERIES[name], "--run-name", tracked.path.name)
     # W&B samples the machine by itself while a run is mirrored.
@@ -42,7 +38,7 @@ def test_the_server_gives_the_same_answer_as_the_run_directory(
     assert repr(found) == repr(expected)
 
 
-def test_the_numbers_are_those_of_the_record(tracked: RunDir, query: Query) -> None:
+def test_the_numbers_are_those_of_the_record(tracked, query):
     keys = query(query_keys, *local(tracked))
     metrics = {m["name"]: (m["count"], m["first"], m["last"]) for m in keys["metrics"]}
     assert metrics["train_loss"] == (ITERATIONS, 4.0, 4.0 / ITERATIONS)
@@ -70,7 +66,7 @@ def test_the_numbers_are_those_of_the_record(tracked: RunDir, query: Query) -> N
     assert remarks == [["LOW", "compute"], ["LOW", "memory"]]
 
 
-def test_tables_are_printed(tracked: RunDir, monkeypatch: pytest.MonkeyPatch, query: Query) -> None:
+def test_tables_are_printed(tracked, monkeypatch, query):
     shown = {}
     for name, make in QUERIES.items():
         monkeypatch.setattr(sys, "argv", ["script", *map(str, local(tracked))])
@@ -82,9 +78,7 @@ def test_tables_are_printed(tracked: RunDir, monkeypatch: pytest.MonkeyPatch, qu
     assert ["gpu/0/power_watts", "225.00", "205.00", "245.00", "W"] in shown["query_wandb_gpu_full"]
 
 
-def test_gpus_of_other_programs_are_read_from_the_system_stream(
-    tracked: RunDir, query: Query, server: WandbServer
-) -> None:
+def test_gpus_of_other_programs_are_read_from_the_system_stream(tracked, query, server):
     (run,) = server.runs.values()
     saved = dict(run.files)
     history = [{k: v for k, v in row.items() if "gpu/" not in k} for row in run.history]
@@ -105,9 +99,7 @@ def refused(query: Query, kind: type[KablateError], *arguments: object) -> Kabla
     return caught.value
 
 
-def test_a_name_that_is_no_run_lists_those_that_are(
-    tracked: RunDir, query: Query, tmp_path: Path
-) -> None:
+def test_a_name_that_is_no_run_lists_those_that_are(tracked, query, tmp_path):
     error = refused(query, ConfigError, *local(tracked)[:4], "--run-name", "none")
     assert error.codes == ["run.not-found"] and tracked.path.name in str(error)
     empty = ["--source", "local", "--folder", tmp_path, "--run-name", "none"]
@@ -116,7 +108,7 @@ def test_a_name_that_is_no_run_lists_those_that_are(
 
 
 @pytest.mark.parametrize("code", [401, 404])
-def test_a_server_that_refuses_is_an_error(server: WandbServer, query: Query, code: int) -> None:
+def test_a_server_that_refuses_is_an_error(server, query, code):
     server.refuse = code
     try:
         error = refused(query, PreflightError, "--run-name", "any")
@@ -125,7 +117,7 @@ def test_a_server_that_refuses_is_an_error(server: WandbServer, query: Query, co
     assert error.codes == ["tracker.unreachable"]
 
 
-def test_a_run_without_gpus_or_with_damage_is_an_error(query: Query, tmp_path: Path) -> None:
+def test_a_run_without_gpus_or_with_damage_is_an_error(query, tmp_path):
     run = record_run(tmp_path / "single/run-s1-0000cccc")
     run.telemetry.unlink()
     assert refused(query, PreflightError, *local(run)).codes == ["run.missing-metric"]
@@ -140,7 +132,7 @@ def test_a_run_without_gpus_or_with_damage_is_an_error(query: Query, tmp_path: P
     assert error.codes == ["run.damaged"] and f"{run.tracker_facts}: " in str(error)
 
 
-def test_a_name_that_two_runs_have_lists_their_ids(tmp_path: Path) -> None:
+def test_a_name_that_two_runs_have_lists_their_ids(tmp_path):
     for hash8 in ("0000aaaa", "0000bbbb"):
         run = record_run(tmp_path / f"single/run-s1-{hash8}")
         facts = json.loads(run.tracker_facts.read_text()) | {"name": "mine"}

@@ -3,7 +3,6 @@
 import math
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -38,7 +37,7 @@ def with_value(values: Sequence[float], iteration: int, value: float) -> list[fl
     return [*values[: iteration - 1], value, *values[iteration:]]
 
 
-def test_the_former_rate_of_the_quick_start_is_unstable() -> None:
+def test_the_former_rate_of_the_quick_start_is_unstable():
     assert [step.iteration for step in steps(SPIKED_LOSSES, SPIKED_NORMS)] == [12, 17]
 
 
@@ -59,7 +58,7 @@ def test_the_former_rate_of_the_quick_start_is_unstable() -> None:
         (22, 3.5, 0.0, False),
     ],
 )
-def test_limits(iteration: int, loss: float, norm: float, expected: bool) -> None:
+def test_limits(iteration, loss, norm, expected):
     losses, norms = with_value(FALLING, iteration, loss), with_value(STEADY, iteration, norm)
     assert [step.iteration for step in steps(losses, norms)] == [iteration] * expected
 
@@ -67,7 +66,7 @@ def test_limits(iteration: int, loss: float, norm: float, expected: bool) -> Non
 @pytest.mark.parametrize("mean", [3.0, UNIFORM])
 @pytest.mark.parametrize("deviation", [0.02, 0.5])
 @pytest.mark.parametrize("count", [60, 2000])
-def test_noise_about_a_constant_is_stable(mean: float, deviation: float, count: int) -> None:
+def test_noise_about_a_constant_is_stable(mean, deviation, count):
     draw = random.Random(1)
     losses = [draw.gauss(mean, deviation) for _ in range(count)]
     norms = [math.exp(draw.gauss(0.0, 0.8)) for _ in range(count)]
@@ -87,11 +86,11 @@ def test_noise_about_a_constant_is_stable(mean: float, deviation: float, count: 
         (FALLING, [*STEADY[:10], None, *STEADY[11:]]),
     ],
 )
-def test_a_falling_loss_is_stable(losses: list[float], norms: list[float | None]) -> None:
+def test_a_falling_loss_is_stable(losses, norms):
     assert steps(losses, norms) == []
 
 
-def test_the_records_of_a_run_give_the_same_steps(tmp_path: Path) -> None:
+def test_the_records_of_a_run_give_the_same_steps(tmp_path):
     identity = changed(IDENTITY, schedule__warmup_steps=WARMUP_STEPS)
     run = write_run(tmp_path / "a", identity=identity, losses=SPIKED_LOSSES)
     assert [step.iteration for step in unstable_steps(RunRecord(run))] == [12, 17]

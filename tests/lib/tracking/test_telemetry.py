@@ -26,7 +26,7 @@ VALUES = {
 }
 
 
-def test_statistics_are_reduced_over_layers_and_of_each_layer(tmp_path: Path) -> None:
+def test_statistics_are_reduced_over_layers_and_of_each_layer(tmp_path):
     row = {"kind": "statistics", "iteration": 1, "values": VALUES}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     ((_, found),) = RecordReader(RunDir(tmp_path), ReadCursor()).new()
@@ -105,9 +105,7 @@ def readings(gpus: int, *, rocm: bool) -> list[tuple[Any, ...]]:
         ("1,0", 1, [SECOND]),
     ],
 )
-def test_nvidia(
-    monkeypatch: pytest.MonkeyPatch, shown: str, gpus: int, expected: list[Any]
-) -> None:
+def test_nvidia(monkeypatch, shown, gpus, expected):
     nvml = fake_nvml()
     monkeypatch.setattr(telemetry, "pynvml", nvml)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
@@ -151,7 +149,7 @@ def rocm_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def test_amd(rocm_smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amd(rocm_smi, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert readings(2, rocm=True) == [
         (0, 73.0, 12288.0, 49152.0, 95.0, 48.0),
@@ -162,7 +160,7 @@ def test_amd(rocm_smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["exit 2", "echo nonsense", "echo '{}'"])
-def test_amd_without_a_valid_answer_raises(rocm_smi: Path, trouble: str) -> None:
+def test_amd_without_a_valid_answer_raises(rocm_smi, trouble):
     rocm_smi.write_text(f"#!/bin/sh\n{trouble}\n")
     with pytest.raises(OSError, match="rocm-smi: "):
         read_gpus(1, rocm=True)
@@ -180,9 +178,7 @@ def manifest(run: RunDir, **hardware: Any) -> None:
     )
 
 
-def test_a_run_on_a_cpu_is_sampled_until_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_a_cpu_is_sampled_until_it_ends(tmp_path, monkeypatch):
     run = RunDir(tmp_path)
     manifest(run)
     moments = iter([False, False, True])
@@ -197,7 +193,7 @@ def test_a_run_on_a_cpu_is_sampled_until_it_ends(
         telemetry.sample(run, 1.0, lambda seconds: True)
 
 
-def test_memory_and_time_of_processes_are_the_kernels() -> None:
+def test_memory_and_time_of_processes_are_the_kernels():
     memory, seconds = memory_and_cpu_seconds([os.getpid()])
     status = Path("/proc/self/status").read_text()
     kib = int(status.partition("VmRSS:")[2].split()[0])
@@ -213,7 +209,7 @@ def gpu(index: int, **counters: float | None) -> dict[str, Any]:
     return none | {"index": index} | counters
 
 
-def test_averages_over_samples_and_gpus() -> None:
+def test_averages_over_samples_and_gpus():
     def sample(ts: float, used: float, first: float, second: float) -> TelemetrySample:
         memory = {"memory_total_mib": 8192}
         gpus = [

@@ -1,6 +1,5 @@
 """Data that a tracker has not stored is noticed, with the real libraries."""
 
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from lib.tracking.trackers import TrackerMetadata, TrackerWandb
 
 
 @pytest.mark.slow
-def test_a_cut_offline_file_of_wandb_counts_as_lost(tracked: RunDir, tmp_path: Path) -> None:
+def test_a_cut_offline_file_of_wandb_counts_as_lost(tracked, tmp_path):
     run = RunDir(tmp_path)
     run.trackers.mkdir()
     tracker = TrackerWandb(TrackerWandbOptions("offline", ""), run)

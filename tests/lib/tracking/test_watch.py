@@ -104,25 +104,25 @@ CASES: dict[str, tuple[Callable[[], WatchedRecords], list[str]]] = {
 }
 
 
-def test_a_healthy_run_raises_no_alarm() -> None:
+def test_a_healthy_run_raises_no_alarm():
     assert raised_alarms(healthy(), STALL) == {}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_fires_and_nothing_else_does(name: str) -> None:
+def test_it_fires_and_nothing_else_does(name):
     build, expected = CASES[name]
     texts = raised_alarms(build(), STALL)
     assert list(texts) == [name]
     assert all(value in texts[name] for value in expected)
 
 
-def test_a_plateau_scales_with_the_length_of_the_run() -> None:
+def test_a_plateau_scales_with_the_length_of_the_run():
     long = replace(flat_loss(), status=RunStatus(State.RUNNING, 0, "", 50, 10_000))
     assert raised_alarms(long, STALL) == {}
 
 
 @pytest.mark.parametrize("name", ["stall", "throughput"])
-def test_a_run_that_is_over_has_no_alarm_of_its_end(name: str) -> None:
+def test_a_run_that_is_over_has_no_alarm_of_its_end(name):
     over = RunStatus(State.SUCCESS, 0, "", 100, 100)
     assert raised_alarms(replace(CASES[name][0](), status=over), STALL) == {}
     assert raised_alarms(healthy(status=None, heartbeats={}, train=[]), STALL) == {}
@@ -132,9 +132,7 @@ def planned(path: Path) -> Run[Any]:
     return Run("demo", RunVariant("base"), 1, None, path)
 
 
-def test_the_files_of_a_run_that_has_ended_are_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_files_of_a_run_that_has_ended_are_read_once(tmp_path, monkeypatch):
     run = write_run(tmp_path / "base-s1-00000000", losses=(3.0, 2.0))
     watched = WatchedRuns([planned(run.path)], STALL)
     (line,) = watched.lines(now=4.0)
@@ -157,7 +155,7 @@ def test_the_files_of_a_run_that_has_ended_are_read_once(
         ("resolved_config.yaml", "missing"),
     ],
 )
-def test_a_damaged_run_is_one_line_and_the_others_are_shown(tmp_path, name, kind) -> None:
+def test_a_damaged_run_is_one_line_and_the_others_are_shown(tmp_path, name, kind):
     runs = [planned(write_run(tmp_path / slug).path) for slug in ("a", "b")]
     file = runs[0].path / name
     if kind == "nested":
@@ -170,7 +168,7 @@ def test_a_damaged_run_is_one_line_and_the_others_are_shown(tmp_path, name, kind
     assert intact.state == "done" and intact.loss is not None and not intact.alarms
 
 
-def test_the_newest_of_each_figure_is_shown_whichever_heartbeat_has_it(tmp_path) -> None:
+def test_the_newest_of_each_figure_is_shown_whichever_heartbeat_has_it(tmp_path):
     path = tmp_path / "base-s1-00000000"
     write_run(path)
     write_status(RunDir(path), RunStatus(State.RUNNING, 0, "", 1, 100))
@@ -210,9 +208,7 @@ def screen(line: RunLine, width: int, **settings: Any) -> list[str]:
         (60, ["MiB", "tok/s", "eta"], 0),
     ],
 )
-def test_a_narrow_terminal_still_shows_the_run_and_its_alarms(
-    width: int, left_out: list[str], curve: int
-) -> None:
+def test_a_narrow_terminal_still_shows_the_run_and_its_alarms(width, left_out, curve):
     numbers = {"iteration": 200, "iterations": 10400, "curve": [3.0] * 24, "eta_seconds": 500.0}
     line = run_line("ratio/07-ra-golden-mech s1", alarms={"stall": "x"}, **numbers)
     headings, *rows = screen(line, width)
@@ -221,7 +217,7 @@ def test_a_narrow_terminal_still_shows_the_run_and_its_alarms(
     assert rows[0].count(BLOCKS[0]) == curve and max(map(len, (headings, *rows))) <= width
 
 
-def test_health_texts_break_between_words_and_are_shown_as_they_are() -> None:
+def test_health_texts_break_between_words_and_are_shown_as_they_are():
     text = "3,333 tok/s, -75 % from the median 13,332"
     lines = screen(run_line("ratio/17-ract-weights s1", alarms={"throughput": text}), 80)
     assert all(len(line) <= 80 and line.count("13,332") in (0, 1) for line in lines)
@@ -253,7 +249,7 @@ watch(read)
 """
 
 
-def test_a_terminal_shows_running_runs_first_with_the_characters_that_it_can() -> None:
+def test_a_terminal_shows_running_runs_first_with_the_characters_that_it_can():
     terminal = Terminal(["-c", LOOK], PYTHONIOENCODING="ascii", COLUMNS="120")
     shown = terminal.rest()
     assert terminal.finish() == 0
@@ -262,6 +258,6 @@ def test_a_terminal_shows_running_runs_first_with_the_characters_that_it_can() -
     assert names[:2] == ["late", "early"] and names[-2:] == ["early", "late"]
 
 
-def test_the_start_of_a_loss_does_not_flatten_the_rest() -> None:
+def test_the_start_of_a_loss_does_not_flatten_the_rest():
     losses = [9.0, 5.0, 3.0, *(2.8 - 0.1 * i for i in range(13))]
     assert sparkline(losses, "01234567") == "7776555443222110"
