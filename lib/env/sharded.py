@@ -1,12 +1,8 @@
 """Parameters sharded over the ranks of a run with FSDP2 (``torch.distributed.fsdp.fully_shard``).
 
-Each rank stores a part of the rows of every parameter, of its gradient and of its optimizer state,
-as torch's DTensor. A block's parameters are gathered for its forward and for its backward pass.
-Optimizers and pruners compute on sharded tensors as on plain ones, except if a value depends on
-several elements: for these cases there are ``whole``, ``local``, ``placed_like`` and
-``sum_over_shards``, which do nothing to plain tensors.
-
-``whole`` and ``sum_over_shards`` communicate: every rank calls them in the same order.
+Each rank stores a part of the rows of every parameter, gradient and moment, as torch's DTensor. Values
+that depend on several elements need the functions below, which do nothing to plain tensors. ``whole``
+and ``sum_over_shards`` communicate: every rank calls them in the same order.
 """
 
 import copy

@@ -20,7 +20,7 @@ from lib.tracking.sources import (
 )
 
 SOURCES = ("wandb", "local")
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def query_parser(text: str | None) -> argparse.ArgumentParser:
@@ -119,14 +119,12 @@ def query_gpu_usage(description: str | None, *, full: bool) -> str:
         what = f"{run.name} has no GPU metric"
         advice = "CPU runs have none; scripts/inspect_wandb_keys.py lists the metrics of a run"
         raise PreflightError(Problem(what, next=advice, code="run.missing-metric"))
-    remarks = _remarks({each["name"]: each["mean"] for each in readings})
     if as_json:
-        document = {"run": run.name, "readings": readings, "remarks": remarks}
-        return json_document(SCHEMA_VERSION, document)
+        return json_document(SCHEMA_VERSION, {"run": run.name, "readings": readings})
     figures = ("mean", "lowest", "highest")
     rows = [(r["name"], *(f"{r[name]:.2f}" for name in figures), r["unit"]) for r in readings]
     lines = text_lines([("", *figures, ""), *rows], right=(1, 2, 3))
-    return "\n".join([f"run  {run.name}", "", *lines, "", *remarks]) + "\n"
+    return "\n".join([f"run  {run.name}", "", *lines]) + "\n"
 
 
 def _series(history: History) -> dict[str, list[float]]:
@@ -144,20 +142,3 @@ def _from_system(rows: Sequence[dict[str, float]]) -> dict[str, list[float]]:
             if match and match[2] in _SYSTEM:
                 by_counter.setdefault(f"gpu/{match[1]}/{_SYSTEM[match[2]]}", []).append(value)
     return dict(sorted(by_counter.items()))
-
-
-def _remarks(means: dict[str, float]) -> list[str]:
-    remarks = []
-    for counter, name, limit, advice in (
-        (
-            "compute_util",
-            "compute",
-            50.0,
-            "try COMPILE=y, a larger BATCH_SIZE, more LOADER_WORKERS",
-        ),
-        ("memory_util", "memory", 20.0, "a larger BATCH_SIZE (with less GRAD_ACCUMULATION) fits"),
-    ):
-        mean = means.get(f"gpu/{counter}_avg", limit)
-        if mean < limit:
-            remarks.append(f"LOW     {name} {mean:.0f} % (below {limit:.0f} %): {advice}")
-    return remarks or ["OK      utilisation is not low"]

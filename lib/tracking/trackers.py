@@ -1,16 +1,12 @@
 """The trackers of a run: the facts that they receive, and the calls of each tracker's library.
 
-A tracker is built from its options and the ``RunDir``, in a process of its own, which an error ends:
+A tracker is built in a process of its own, which an error ends, and imports its library then:
 
 - ``start(facts, resumed=)`` opens the run; ``resumed`` if the tracker has received a part of it.
 - ``log(metrics, iteration)``: iterations never decrease, and may be repeated.
-- ``finish(exit_code, settings)`` flushes all data and closes the run; ``settings`` are those known
-  only at the end.
-- ``stored(sent)`` returns the newest iteration up to which all data is durable; ``sent`` is the
-  newest that was logged. It is called at the end, and before logging to a run whose process died:
-  libraries queue data, and some drop it silently.
-
-A library is imported when its tracker is built.
+- ``finish(exit_code, settings)`` flushes all data and closes the run.
+- ``stored(sent)`` returns the newest iteration up to which all data is durable, of those logged; it is
+  called at the end, and after a process died: libraries queue data, and some drop it silently.
 """
 
 import itertools

@@ -1,6 +1,5 @@
 """GPU and CPU facts, the GPUs of each run, and their environment variables; no GPU needed."""
 
-
 import pytest
 
 from lib.env.gpu import (

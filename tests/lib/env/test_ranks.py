@@ -1,6 +1,5 @@
 """Rank and world size from the environment of a launcher."""
 
-
 import pytest
 
 from lib.env.ranks import ProcessRank, current_process, missing_variables, rank_environment

@@ -1,6 +1,5 @@
 """Data that a tracker has not stored is noticed, with the real libraries."""
 
-
 import pytest
 
 from lib.runs.run_dir import RunDir
