@@ -16,7 +16,7 @@ from tests.fuzz.harness import Case, Study, temporary_folder
 from tests.fuzz.study import trained_study
 
 CASES = ROOT / "tests/fuzz/cases"
-SHARE = 15
+SHARE = 30
 COUNT, SEED = (
     int(os.environ.get(name) or default) for name, default in (("COUNT", 500), ("SEED", 1))
 )
