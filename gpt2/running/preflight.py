@@ -124,7 +124,7 @@ def check_machine(
     checked = conditions(configs, place, jobs, busy)
     if problems := [p for problems in checked.values() for p in problems]:
         raise PreflightError(*dict.fromkeys(problems))
-    if ignored := _variables_without_effect(configs):
+    if ignored := variables_without_effect(configs[0].values, os.environ):
         log("ENV", f"without effect: {', '.join(ignored)}; symbols are set by SET=NAME=VALUE")
     if text := describe_tree():
         known = git_state()["git_sha"] is not None
@@ -230,7 +230,7 @@ def describe(configs: Sequence[Config], place: TrainingPlace) -> dict[str, Any]:
             "run_profiles": sorted({c.repro.profile for c in configs}),
             "env_policies": sorted({c.environment.policy for c in configs}),
             "snapshot": str(place.build_dir / FOLDER),
-            "variables_without_effect": _variables_without_effect(configs),
+            "variables_without_effect": variables_without_effect(configs[0].values, os.environ),
         },
         "conditions": [
             {
@@ -306,11 +306,6 @@ def bytes_needed(configs: Sequence[Config], jobs: int) -> int:
     largest = sorted(weights)[-jobs:]
     checkpoint_bytes = _CHECKPOINT_COPIES * checkpoints * sum(largest)
     return sum(weights) + checkpoint_bytes + _MARGIN_BYTES * len(configs)
-
-
-def _variables_without_effect(configs: Sequence[Config]) -> list[str]:
-    symbols = {name for config in configs for name in config.values}
-    return variables_without_effect(symbols, os.environ)
 
 
 def _kernel_problems(configs: Sequence[Config]) -> list[Problem]:

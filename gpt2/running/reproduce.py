@@ -61,7 +61,7 @@ def reproduce(
     original = RunRecord(run)
     config, reasons = _configuration(original, build_dir)
     if config is None:
-        return _not_comparable(run, reasons, json)
+        return _formatted(new_comparison(run, "here", NOT_COMPARABLE, reasons=reasons), json)
     config = with_data(config, data, build_dir)
     plan = scratch_plan(config, [run.path.name], build_dir / FOLDER, build_dir)
     reasons += _environment_differences(plan, original)
@@ -74,7 +74,7 @@ def reproduce(
     if reasons and not force:
         if any(reason.startswith("code: ") for reason in reasons):
             reasons.append(_recovery_advice(run, data, original.code))
-        return _not_comparable(run, reasons, json)
+        return _formatted(new_comparison(run, "here", NOT_COMPARABLE, reasons=reasons), json)
     for reason in reasons:
         log("WARN", f"ignored by --force: {reason}")
     settings = original.settings
@@ -179,10 +179,6 @@ def _recovery_advice(run: RunDir, data: str, code: CodeRecord) -> str:
     commands.append(["make", "-C", tree, "reproduce", f"RUN={run.path}"])
     commands[-1] += [f"DATA={Path(data).absolute()}"] if data else []
     return f"to restore the code, {warning}type: {' && '.join(map(shlex.join, commands))}"
-
-
-def _not_comparable(run: RunDir, reasons: list[str], json: bool) -> tuple[int, str]:
-    return _formatted(new_comparison(run, "here", NOT_COMPARABLE, reasons=reasons), json)
 
 
 def _formatted(comparison: Comparison, json: bool) -> tuple[int, str]:

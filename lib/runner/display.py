@@ -10,7 +10,7 @@ from typing import Any
 
 from lib.console import is_ascii_only, log
 from lib.runs.run import Run
-from lib.runs.run_dir import RunDir, RunStatus, State
+from lib.runs.run_dir import RunStatus, State
 from lib.units import format_duration, format_si
 
 
@@ -175,17 +175,3 @@ def displayed(progress: SessionProgress) -> Iterator[Callable[[Run[Any]], None]]
     ):
         # The next refresh reads the progress.
         yield lambda run: None
-
-
-def print_outcome(run: Run[Any], status: RunStatus, message: str, counts: str) -> None:
-    """Print one line with the outcome of a run, its final message and the counts of the session."""
-    lines = message.strip().split("\n")
-    match status.state:
-        case State.SUCCESS:
-            log("DONE", f"{run.label}   {lines[0]}   ({counts})")
-        case State.INTERRUPTED:
-            log("STOP", f"{run.label}   {lines[0]}")
-        case _:
-            # The command that helps, if the error has one, is an indented line of its own.
-            advice = "".join(f"; {line.strip()}" for line in lines[1:2] if line[:1].isspace())
-            log("FAIL", f"{run.label}   {lines[0]}{advice}   log: {RunDir(run.path).logs}")

@@ -25,7 +25,7 @@ from lib.errors import (
 )
 from lib.files import no_follow, remove_leftovers
 from lib.runner import slurm
-from lib.runner.display import SessionProgress, displayed, print_outcome
+from lib.runner.display import SessionProgress, displayed
 from lib.runner.hooks import start_command
 from lib.runner.limits import JobTimer
 from lib.runner.local import DeviceSlot, Job, JobEvent, LocalExecutor
@@ -87,10 +87,9 @@ class TrainingBackend(Protocol):
     executor: LocalExecutor
 
     def preflight(self, runs: Sequence[Run[Any]], jobs: int) -> Sequence[DeviceSlot]:
-        """Check that ``runs`` can be trained here; return one slot per run that fits at a time.
+        """Return one slot per run that fits at a time; ``jobs`` of them are used, all if it is 0.
 
-        ``jobs`` is the requested number of concurrent runs, 0 for every slot. Raises PreflightError
-        with all problems at once. Writes nothing to the output folder.
+        Raises PreflightError with all problems at once. Writes nothing to the output folder.
         """
 
     def drift(self, record: RunRecord) -> Sequence[str]:
@@ -100,10 +99,7 @@ class TrainingBackend(Protocol):
         """Return why a GPU of ``slot`` is unusable, after a run has failed on it; else ""."""
 
     def submit(self, run: Run[Any], slot: DeviceSlot, token: int) -> Job:
-        """Write the inputs of a run to its existing directory, and start the run on ``slot``.
-
-        ``token`` is the number of the run's lease, which the process adopts that trains.
-        """
+        """Write the inputs of a run to its directory, and start it; it adopts the lease ``token``."""
 
 
 def run_all(
@@ -344,14 +340,19 @@ class RunScheduler:
 
     def _record_end(self, run: Run[Any], status: RunStatus, *, elsewhere: bool = False) -> None:
         """Record and print the outcome of a run; ``elsewhere`` if another process trained it."""
-        # A run may fail after it has reported its result: by a full disk, for example.
-        message = status.message
-        if status.state is State.SUCCESS:
-            result = self._progress.active[run.label].result
-            message = "by another process" if elsewhere else result or message
+        result = self._progress.active[run.label].result
         self._progress.end(run, status)
-        print_outcome(run, status, message, self._progress.describe())
         ended = State.FAILED if status.state is State.INVALID else status.state
+        what, *more = status.message.strip().split("\n")
+        if ended is State.SUCCESS:
+            done = "by another process" if elsewhere else result or what
+            log("DONE", f"{run.label}   {done}   ({self._progress.describe()})")
+        elif ended is State.INTERRUPTED:
+            log("STOP", f"{run.label}   {what}")
+        else:
+            # The command that helps, if the error has one, is an indented line of its own.
+            advice = "".join(f"; {line.strip()}" for line in more[:1] if line[:1].isspace())
+            log("FAIL", f"{run.label}   {what}{advice}   log: {RunDir(run.path).logs}")
         if not elsewhere and (command := self._options.commands.get(ended)):
             start_command(command, run, status)
 

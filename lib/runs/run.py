@@ -29,12 +29,12 @@ ON, OFF = "on", "off"
 class RunConfig(Protocol):
     """A configuration, as far as planning and running read it."""
 
+    # The first eight hex digits of the SHA-256 of the identity's canonical JSON.
     @property
-    def hash8(self) -> str:
-        """Return the first eight hex digits of the SHA-256 of the identity's canonical JSON."""
+    def hash8(self) -> str: ...
 
-    def identity(self) -> dict[str, Any]:
-        """Return all settings that may affect a bit of the result."""
+    # All settings that may affect a bit of the result.
+    def identity(self) -> dict[str, Any]: ...
 
 
 C = TypeVar("C", bound=RunConfig)
