@@ -112,11 +112,7 @@ def _digest(config: Config) -> str:
 
 
 def _predicted(configs: Mapping[str, Config]) -> dict[str, Any]:
-    """Return the limits of this machine, from a process that imports torch.
-
-    ``sizes`` has the largest micro-batch of each run by its name, ``shares`` the sequences of
-    GLOBAL_BATCH of a process, ``memory_gib`` the memory of ``device`` for one process.
-    """
+    """Return ``micro_batch_limits`` of ``gpt2.memory.predict``, from a process that imports torch."""
     done = run_predict(LIMITS, {name: dict(config.values) for name, config in configs.items()})
     if done.returncode == EXIT_PREFLIGHT:
         what = "0 requires the GPU whose memory decides (expected a visible GPU, got none)"

@@ -133,7 +133,11 @@ def _this_machine() -> Gpu:
 
 
 def micro_batch_limits(configs: Mapping[str, Config]) -> dict[str, Any] | None:
-    """Predict the limits of this machine; None without the GPU that the configurations require."""
+    """Predict the limits of this machine; None without the GPU that the configurations require.
+
+    ``sizes`` has the largest micro-batch of each run by its name, ``shares`` the sequences of
+    GLOBAL_BATCH of a process, ``memory_gib`` the memory of ``device`` for one process.
+    """
     device = free_memory(next(iter(configs.values())))
     if device is None:
         return None
@@ -143,16 +147,11 @@ def micro_batch_limits(configs: Mapping[str, Config]) -> dict[str, Any] | None:
         gpu = None if config.machine.device == "cpu" else device
         sizes[name] = largest_that_fits(training, gpu, device)
         shares.append(training.share)
-    return {
-        "device": device.name,
-        "memory_gib": device.memory_gib,
-        "sizes": sizes,
-        "shares": shares,
-    }
+    memory = {"device": device.name, "memory_gib": device.memory_gib}
+    return {**memory, "sizes": sizes, "shares": shares}
 
 
 def main() -> int:
-    """Predict the memory, or the limits, of each configuration on stdin."""
     (name,) = sys.argv[1:]
     values = json.load(sys.stdin)
     if name == LIMITS:

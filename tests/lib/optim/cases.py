@@ -22,16 +22,34 @@ _SPAM: dict[str, SymbolValue] = {
     "SPAM_WARMUP_STEPS": 6,
 }
 SETTINGS: dict[str, dict[str, SymbolValue]] = {
-    "sgd": {"OPTIMIZER_SGD": True},
+    "sgd": {"OPTIMIZER_SGD": True, "SGD_MOMENTUM": "0.8"},
     "sgd-plain": {"OPTIMIZER_SGD": True, "SGD_MOMENTUM": "0"},
     "sgd-dampened": {"OPTIMIZER_SGD": True, "SGD_DAMPENING": "0.3"},
     "sgd-nesterov": {"OPTIMIZER_SGD": True, "SGD_NESTEROV": True},
     "adam": {"OPTIMIZER_ADAM": True},
     "adam-amsgrad": {"OPTIMIZER_ADAM": True, "ADAM_AMSGRAD": True},
     "adamw": {"OPTIMIZER_ADAMW": True},
+    "adamw-other": {
+        "OPTIMIZER_ADAMW": True,
+        "ADAM_BETA1": "0.8",
+        "ADAM_BETA2": "0.9",
+        "ADAM_EPS": "1e-3",
+    },
     "adamwadv": {"OPTIMIZER_ADAMWADV": True},
     "adamwspam": {"OPTIMIZER_ADAMWSPAM": True, **_SPAM},
     "adamwspam-amsgrad": {"OPTIMIZER_ADAMWSPAM": True, "SPAM_AMSGRAD": True, **_SPAM},
+    "adamwspam-other": {
+        **_SPAM,
+        "OPTIMIZER_ADAMWSPAM": True,
+        "SPAM_THETA": "2",
+        "SPAM_CLIP_DELAY": 7,
+        "SPAM_SPIKE_THRESHOLD": "1.0",
+        "SPAM_SPIKE_WINDOW": 5,
+        "SPAM_MOMENT_DAMPING": "0.9",
+        "SPAM_VARIANCE_DAMPING": "0.1",
+        "SPAM_INTERVAL": 15,
+        "SPAM_WARMUP_STEPS": 3,
+    },
 }
 for base in ADAMWPRUNE_BASES:
     SETTINGS[f"adamwprune-{base}"] = {

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lib.config.field import SymbolValue, kconfig_fields
 from lib.errors import ConfigError
 from lib.optim.optimizers import embedding_parameters, parameter_groups
 from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS, AdamFamilyOptions
@@ -122,45 +121,6 @@ def test_the_norm_before_clipping_is_for_spam_alone(options):
         assert all(g["fused"] or g["foreach"] for g in optimizer.param_groups)
         assert bool(optimizer.statistics()) == ("spam" in str(options))
     assert all(torch.equal(a, b) for a, b in zip(with_norm, without, strict=True))
-
-
-_CHANGES: dict[str, SymbolValue] = {
-    "SGD_MOMENTUM": "0.8",
-    "SGD_DAMPENING": "0.1",
-    "SGD_NESTEROV": True,
-    "ADAM_BETA1": "0.8",
-    "ADAM_BETA2": "0.9",
-    "ADAM_EPS": "1e-3",
-    "ADAM_AMSGRAD": True,
-    "SPAM_THETA": "2",
-    "SPAM_CLIP_DELAY": 7,
-    "SPAM_SPIKE_THRESHOLD": "9",
-    "SPAM_SPIKE_WINDOW": 40,
-    "SPAM_MOMENT_DAMPING": "0.9",
-    "SPAM_VARIANCE_DAMPING": "0.1",
-    "SPAM_INTERVAL": 15,
-    "SPAM_WARMUP_STEPS": 3,
-    "SPAM_AMSGRAD": True,
-}
-
-
-# WEIGHT_DECAY is excluded because it is part of the parameter groups.
-_OWN = [
-    (name, field.metadata["symbol"])
-    for name in ("sgd", "adam", "adamw", "adamwadv", "adamwspam")
-    for field in kconfig_fields(OPTIMIZERS.options(name))
-    if field.metadata["symbol"] != "WEIGHT_DECAY"
-]
-
-
-@pytest.mark.parametrize("name, symbol", _OWN)
-def test_every_setting_changes_the_result(options_of, name, symbol):
-    found = []
-    for settings in ({}, {symbol: _CHANGES[symbol]}):
-        parameters = make_parameters(torch.float32)
-        train(build(options_of(SETTINGS[name] | settings), parameters), parameters)
-        found.append(parameters[0])
-    assert not torch.equal(*found)
 
 
 def test_adamwprune_is_its_base(options_of):

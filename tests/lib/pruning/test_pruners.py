@@ -228,21 +228,6 @@ def test_an_unprunable_module_keeps_its_matrices():
     assert prunable_parameters(tied, True) == {}
 
 
-def test_the_weight_that_is_pushed_towards_zero_goes_whatever_its_size(trial):
-    run = trial("movement-global-cubic", PRUNING_SPARSITY="0.5")
-    with torch.no_grad():
-        for parameter in run.weights.values():
-            parameter[0] = 9.0
-            parameter[1] = -0.01
-            # Descent moves the first row down to zero, the second away from it.
-            parameter.grad = torch.zeros_like(parameter)
-            parameter.grad[:2] = 1.0
-    run.pruner.observe(torch.tensor(1.0))
-    run.pruner.after_step(1, 1.0, run.optimizer)
-    for zeros in run.zeros().values():
-        assert bool(zeros[0].all()) and not bool(zeros[1].any())
-
-
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_a_step_that_is_skipped_counts_for_nothing(trial, bad):
     run = trial("movement-global-cubic")
