@@ -2,10 +2,9 @@
 
 import pytest
 
-from lib.json_files import DamagedRecord
 from lib.report.compare import compare_runs
 from lib.report.options import BITS_PER_BYTE
-from lib.report.run_facts import field_differences, observed_differences, settings_of
+from lib.report.run_facts import field_differences, observed_differences
 from lib.runs.identity import flatten_identity
 from lib.runs.record import RunRecord
 from tests.lib.fabricated import DOCUMENTS, IDENTITY, MANIFEST, changed, write_run
@@ -78,26 +77,19 @@ def test_a_setting_or_a_fact_is_one_field_and_an_absent_fact_is_unknown(tmp_path
         assert labelled["verdict"] == "COMPARED" and labelled["labels"][0].startswith(f"{field}: ")
 
 
-def test_unrecorded_facts_do_not_compare_equal(tmp_path):
-    both = changed(MANIFEST, origin__torch=..., knobs=..., oom_fallbacks=...)
-    a, b = (RunRecord(write_run(tmp_path / name, manifest=both)) for name in "ab")
-    assert [d.field for d in field_differences(a, b)] == ["oom_fallbacks", "torch"]
+def test_unrecorded_facts_do_not_compare_equal(fields):
+    both = changed(MANIFEST, origin__torch=..., oom_fallbacks=...)
+    assert fields(manifest=both, first=both) == ["oom_fallbacks", "torch"]
     # A manifest without any knob has nothing that could be compared by name.
-    whole = RunRecord(write_run(tmp_path / "c"))
-    assert "knobs.cpu_threads" in [d.field for d in field_differences(a, whole)]
+    assert "knobs.cpu_threads" in fields(manifest=changed(MANIFEST, knobs=...))
 
 
-def test_how_much_memory_there_was_is_no_field(tmp_path):
+def test_how_much_memory_there_was_is_no_field(fields):
     a, b = (
-        RunRecord(
-            write_run(
-                tmp_path / name,
-                manifest=changed(MANIFEST, oom_fallbacks=[{"action": "halve", "peak_bytes": peak}]),
-            )
-        )
-        for name, peak in (("a", 100), ("b", 200))
+        changed(MANIFEST, oom_fallbacks=[{"action": "halve", "peak_bytes": peak}])
+        for peak in (100, 200)
     )
-    assert field_differences(a, b) == []
+    assert fields(manifest=a, first=b) == []
 
 
 def test_other_documents_are_a_field(fields):
@@ -181,15 +173,6 @@ def test_flat_paths():
         {"a": {"name": "n", "b": [1, 2]}, "c": [{"name": "p", "d": 3}], "e": []}
     )
     assert flat == {"a": "n", "a.b": [1, 2], "c.p": "p", "c.p.d": 3}
-
-
-def test_a_directory_that_cannot_be_read_is_the_users_error(tmp_path):
-    run = write_run(tmp_path / "a")
-    run.resolved_config.write_text("{")
-    with pytest.raises(DamagedRecord) as caught:
-        settings_of(RunRecord(run))
-    assert caught.value.codes == ["run.damaged"]
-    assert str(run.path) in str(caught.value)
 
 
 # Other texts and tokenizers.

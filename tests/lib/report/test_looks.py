@@ -429,17 +429,6 @@ def test_a_changed_configuration_of_one_step_is_a_comparison_of_its_own(tmp_path
     assert shares(other) == [0.2] and other["planned"] == 3
 
 
-def test_an_added_comparison_without_its_runs_leaves_the_others_as_they_are(tmp_path):
-    few = ("base", "large", "small")
-    before = report(tmp_path, 3, arms=few, declared=few)
-    waiting = {("none", 3): SeedOutcome(3, None, reason="running", ended=False)}
-    study = report(tmp_path, 3, waiting)
-    assert study["plan"].taken is None and shares(study) == [0.2]
-    assert by_step(study)["small"] == by_step(before)["small"]
-    # Known since that report, but not since the look.
-    assert by_step(report(tmp_path, 3))["none"]["look"] == 2
-
-
 def test_a_changed_rule_is_judged_at_the_same_cost_and_marked(tmp_path):
     rule = VerdictRule(band=0.05)
     report(tmp_path, 3, rule=rule)

@@ -382,19 +382,6 @@ def test_a_factorial_design_has_its_effects(tmp_path):
     assert "Δ first row" in parsed.tables["Losses"][0]
 
 
-def test_an_aa_step_is_shown_apart_and_a_failed_one_loudly(tmp_path):
-    variants = [*steps(2), RunVariant("aa", "A/A", parent="baseline", is_aa=True)]
-    runs = write_study(tmp_path, variants, 3, iterations=12, documents=3)
-    table = read_study("demo", runs)
-    parsed = Parsed(page_of(table))
-    assert len(parsed.words) == 2 and parsed.words[-1].startswith("A/A step")
-    document = document_of(table)
-    document["aa_steps"][0]["verdict"] = "WORSE"
-    parsed = Parsed(report_page(document, study_series(table)))
-    assert parsed.words[-1] == "A/A step failed"
-    assert "notice" in parsed.values("class")
-
-
 def test_a_remark_is_listed_once_and_repeats_no_column(study):
     document = document_of(study[1])
     for verdict in document["verdicts"]:

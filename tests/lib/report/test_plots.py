@@ -96,19 +96,6 @@ def test_files_are_written_in_every_format_with_the_same_bytes(figures, tmp_path
     assert [p.read_bytes() for p in write_figures(chosen, tmp_path / "figures")] == content
 
 
-def test_without_seeds_there_are_points_but_no_words(tmp_path):
-    drawn = _figures(write_study(tmp_path, steps(3), 1, iterations=12, documents=3))
-    (forest,) = [figure for figure in drawn if figure.name == "forest-baseline"]
-    text = svg_element(forest)
-    assert "BETTER" not in text and "WORSE" not in text and "INCONCLUSIVE" not in text
-
-
-def test_a_single_training_has_a_curve_only(tmp_path):
-    variants = [RunVariant("run")]
-    drawn = _figures(write_study(tmp_path, variants, 1, iterations=12, documents=3))
-    assert [figure.name for figure in drawn] == ["losses"]
-
-
 def test_the_curves_show_the_whole_training(tmp_path):
     (run,) = write_study(tmp_path, [RunVariant("run")], 1, iterations=60, documents=3)
     lines = RunDir(run.path).metrics.read_text().splitlines()

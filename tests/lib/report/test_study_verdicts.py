@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from lib.report.columns import to_markdown, verdicts_to_terminal, write_tables
+from lib.report.columns import to_markdown, verdicts_to_terminal
 from lib.report.contrasts import Contrast
 from lib.report.declarations import DECLARATIONS_FILE, VerdictPlan, plans_of, read_declarations
 from lib.report.judge import declare, judge
 from lib.report.options import LookPlan
 from lib.report.plots import study_series
 from lib.report.statistics import VerdictRule
-from lib.report.study import VERDICTS_FILE, read_study
+from lib.report.study import read_study
 from lib.report.text import format_p, legend, verdicts_exit_code
 from lib.report.verdicts import SeedOutcome, VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
@@ -66,17 +66,6 @@ def test_every_comparison_has_a_verdict(study):
     assert {row["against"]["baseline"] for row in document["rows"][1:]} <= names
     assert document["rows"][0]["against"] == {"baseline": None, "parent": None}
     assert [series["name"] for series in study_series(table)] == ["base", "wide", "gate"]
-
-
-def test_the_record_does_not_depend_on_the_order_of_runs(study, tmp_path):
-    runs = study()
-    shuffled = [*runs[:1], *random.Random(5).sample(runs[1:], len(runs) - 1)]
-    # The order of the variants is that of the plan.
-    order = sorted(shuffled, key=lambda run: run.variant.number)
-    write_tables(document_of(read_study("demo", runs, plan=BAND)), tmp_path)
-    expected = (tmp_path / VERDICTS_FILE).read_bytes()
-    write_tables(document_of(read_study("demo", order, plan=BAND)), tmp_path)
-    assert (tmp_path / VERDICTS_FILE).read_bytes() == expected
 
 
 def declared(folder, plan=BAND):
