@@ -85,10 +85,6 @@ def _of(name: str, form: Callable[[Any], str] = str) -> Callable[[Row], str]:
     return lambda row: "-" if row.get(name) is None else form(row[name])
 
 
-def _share(value: float) -> str:
-    return f"{value:.1%}" if value else "-"
-
-
 def _change(kind: str) -> Callable[[Row], str]:
     """Return the text of the paired difference to the baseline or the parent."""
 
@@ -109,19 +105,20 @@ def _compared(kind: str) -> list[str]:
 
 def _short_change(row: Row) -> str:
     """Return the difference to the baseline, with half of its interval if there is a word."""
-    verdict = row["verdict"]
-    if verdict and verdict["verdict"]:
-        return difference_cell(verdict)
-    return _of("delta_baseline", format_difference)(row)
+    shown = _of("delta_baseline", format_difference)
+    return difference_cell(row["verdict"]) if row["verdict"] else shown(row)
 
 
 def _word(row: Row) -> str:
-    verdict = row["verdict"]
-    return verdict_word(verdict) if verdict and verdict["verdict"] else ""
+    return verdict_word(row["verdict"]) if row["verdict"] else ""
 
 
 def _power(value: float) -> str:
     return f"{value:.2e}".replace("e+", "e")
+
+
+def _sparsity(row: Row) -> str:
+    return f"{row['sparsity']:.1%}" if row["sparsity"] else "-"
 
 
 def _name_style(row: Row) -> str:
@@ -166,7 +163,7 @@ def columns(document: Document) -> list[Column]:
         Column("FLOPs", _of("flops", _power), ["flops"]),
         Column("tokens", _of("tokens", format_si), ["tokens"], rank=12),
         Column("time", _of("train_seconds", format_duration), ["train_seconds"], rank=9),
-        Column("sparsity", _of("sparsity", _share), ["sparsity"], rank=13),
+        Column("sparsity", _sparsity, ["sparsity"], rank=13),
         Column("state", _of("state"), ["state"], True, rank=6),
         Column("title", None, ["title"], True, short=_of("title"), rank=7),
     ]
@@ -225,9 +222,10 @@ def grid(
 
 def rows_of(document: Document) -> list[Row]:
     """Return the rows with their labels, their figures of the machine, the training FLOPs of one run,
-    and as ``verdict`` the one against the baseline, or None.
+    and as ``verdict`` the one against the baseline, or None without a word.
     """
-    by_name = {v["name"]: v for v in (*document["verdicts"], *document["aa_steps"])}
+    every = (*document["verdicts"], *document["aa_steps"])
+    by_name = {v["name"]: v for v in every if v["verdict"]}
     rows = []
     for row in document["rows"]:
         per_token, tokens = row["flops_per_token"], row["tokens"]
@@ -337,9 +335,13 @@ def to_latex(document: Document) -> str:
 
 def to_terminal(document: Document, width: int) -> str:
     lines = _rows(document, width)
-    for section in document["sections"]:
-        if section["is_short"]:
-            lines += ["", visible(section["title"]), *_section(section, width)]
+    for section in (each for each in document["sections"] if each["is_short"]):
+        cells = ([visible(cell) for cell in row] for row in (section["header"], *section["rows"]))
+        header, *rows = cells
+        texts = dict(zip(header, zip(*rows, strict=True), strict=True))
+        shown = fitting_rows(texts, header, width)
+        right = range(1, len(shown[0]))
+        lines += ["", visible(section["title"]), *text_lines(shown, right=right)]
     notes = [folded(visible(note), width, _INDENT) for note in _notes(document)]
     return "\n".join([*lines, *([""] * bool(notes)), *notes]) + "\n"
 
@@ -402,47 +404,28 @@ def _first(notes: Sequence[str]) -> list[str]:
     return [*notes[:_MAX_NOTES], *([f"and {more} more notes in table.md"] if more > 0 else [])]
 
 
-def _section(section: Mapping[str, Sequence[str]], width: int) -> list[str]:
-    header, *rows = (
-        [visible(cell) for cell in row] for row in (section["header"], *section["rows"])
-    )
-    texts = dict(zip(header, zip(*rows, strict=True), strict=True))
-    lines = fitting_rows(texts, header, width)
-    return text_lines(lines, right=range(1, len(lines[0])))
-
-
 def _rows(document: Document, width: int) -> list[str]:
     rows = rows_of(document)
     shown = {visible(column.heading): column for column in columns(document) if column.rank}
-    texts: dict[str, Sequence[str]] = {
-        heading: [visible(text(row)) if text else "" for row in rows]
-        for heading, text in ((h, column.short or column.text) for h, column in shown.items())
-    }
+    texts: dict[str, Sequence[str]] = {}
+    for heading, column in shown.items():
+        text = column.short or column.text
+        texts[heading] = [visible(text(row)) for row in rows] if text else []
     if {*texts["state"]} == {"done"}:
         del texts["state"]
     texts = {heading: cells for heading, cells in texts.items() if {*cells} - {"", "-"}}
     lines = fitting_rows(texts, sorted(texts, key=lambda heading: shown[heading].rank), width)
     right = [i for i, heading in enumerate(lines[0]) if not shown[heading].is_left]
     head, *lines_of_rows = text_lines(lines, right=right)
-    words, best = texts.get("verdict", [""] * len(rows)), _best(rows)
-    return [
-        head,
-        *(_coloured(*each, best) for each in zip(lines_of_rows, rows, words, strict=True)),
-    ]
+    steps = [r for r in rows if r["val_loss"] is not None and r["control"] != "a/a"]
+    best = min(steps, key=itemgetter("val_loss")) if len(steps) > 1 else None
+    return [head, *(_coloured(*each, best) for each in zip(lines_of_rows, rows, strict=True))]
 
 
-def _coloured(line: str, row: Row, word: str, best: Row | None) -> str:
+def _coloured(line: str, row: Row, best: Row | None) -> str:
     """Return a line with its verdict in colour, bold if it is the step with the lowest loss."""
-    colour, bold = word and _COLOURS.get(verdict_colour(row["verdict"])), [_BOLD] * (row is best)
+    word, bold = visible(_word(row)), [_BOLD] * (row is best)
+    colour = word and _COLOURS.get(verdict_colour(row["verdict"]))
     before, shown, after = line.partition(word) if colour else (line, "", "")
     codes = [*bold, colour] if colour else bold
     return painted(before, *bold) + painted(shown, *codes) + painted(after, *bold)
-
-
-def _best(rows: Sequence[Row]) -> Row | None:
-    losses = [
-        (row["val_loss"], i)
-        for i, row in enumerate(rows)
-        if row["val_loss"] is not None and row["control"] != "a/a"
-    ]
-    return rows[min(losses)[1]] if len(losses) > 1 else None

@@ -157,12 +157,15 @@ class _Study:
             family = self._declared(self.family)
             look = replace(look, family=family, evaluation_set=evaluation_set, at=at)
             return [replace(look, judged=dict.fromkeys(self._judged_at(look), at))]
-        later: list[Line] = []
-        for look in self.looks:
-            if arrived := [name for name in self._judged_at(look) if name not in look.judged]:
-                judged = dict.fromkeys(arrived, at)
-                later.append(replace(look, judged=judged, at=at, imported=False))
-        return later
+        later = [
+            (look, {name: at for name in self._judged_at(look) if name not in look.judged})
+            for look in self.looks
+        ]
+        return [
+            replace(look, judged=arrived, at=at, imported=False)
+            for look, arrived in later
+            if arrived
+        ]
 
     def _due(self) -> Look | None:
         """Return the look at the declared seeds: a new one, or one at added comparisons, or none.
@@ -360,12 +363,8 @@ class _Study:
         if verdict["look"] is None:
             return verdict
         given_at = self.looks[verdict["look"] - 1].judged.get(verdict["name"], math.inf)
-        started = (
-            run.started_at
-            for arm in verdict["weights"]
-            for run in self.outcomes.get(arm, ())
-            if run.seed in verdict["seeds"] and run.started_at is not None
-        )
+        runs = (run for arm in verdict["weights"] for run in self.outcomes.get(arm, ()))
+        started = (run.started_at or 0.0 for run in runs if run.seed in verdict["seeds"])
         if max(started, default=0.0) <= given_at:
             return verdict
         return {**verdict, "remarks": [*verdict["remarks"], "its runs were trained again since"]}
@@ -420,14 +419,11 @@ class _Study:
         repeats: dict[str, dict[int, float]] = {}
         for contrast in (c for c in self.controls.values() if c.role == REPEAT_ROLE):
             again, first = (
-                {run.seed: run.loss for run in self.outcomes.get(arm, ())}
+                {r.seed: r.loss for r in self.outcomes.get(arm, ()) if r.loss is not None}
                 for arm in (contrast.step, contrast.reference)
             )
-            repeats[contrast.step] = {
-                seed: loss - before
-                for seed, loss in sorted(again.items())
-                if loss is not None and (before := first.get(seed)) is not None
-            }
+            seeds = sorted(again.keys() & first.keys())
+            repeats[contrast.step] = {seed: again[seed] - first[seed] for seed in seeds}
         return repeats
 
     # What the declarations show.

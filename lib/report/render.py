@@ -179,14 +179,10 @@ _LATIN = "äöüÄÖÜßàáâçèéêëìíîïñòóôùúûÀÁÂÇÈÉÊËÌ
 
 def latex_text(text: str) -> str:
     """Return ``text`` as LaTeX that prints it; a character without a form in LaTeX as its code."""
-    escaped = "".join(
-        (
-            c
-            if (c.isascii() and c not in _LATEX) or c in _LATIN
-            else _LATEX.get(c, rf"\texttt{{U+{ord(c):04X}}}")
-        )
-        for c in visible(text)
-    )
+    escaped = ""
+    for c in visible(text):
+        is_plain = (c.isascii() and c not in _LATEX) or c in _LATIN
+        escaped += c if is_plain else _LATEX.get(c, rf"\texttt{{U+{ord(c):04X}}}")
     # Two hyphens or commas in a row would print as one other character.
     return re.sub(r"([-,])(?=\1)", r"\1{}", escaped)
 

@@ -177,11 +177,8 @@ def _sample(verdict: Mapping[str, Any]) -> ContrastSample:
     return ContrastSample(verdict["n"], verdict["difference"], verdict["sd"], scale)
 
 
-# Complete blocks, and the words UNFAIR and DIVERGED, which need no test.
-
-
 def _new_verdict(contrast: Contrast, rule: VerdictRule, m: int) -> dict[str, Any]:
-    """Return the verdict on a contrast of which nothing is known. Losses are in the study's unit."""
+    """Return the verdict on a contrast of which nothing is known."""
     return {
         **{name: getattr(contrast, name) for name in ("name", "step", "reference", "role")},
         "weights": dict(contrast.weights),
@@ -331,22 +328,18 @@ def _implausible(
 def _divergence(contrast: Contrast, by_seed: Mapping[str, Mapping[int, SeedOutcome]]) -> str:
     """Return which seeds diverged; "" if none. The reference is named first: it spoils the rest."""
     diverged = {arm: [s for s in sorted(runs) if runs[s].diverged] for arm, runs in by_seed.items()}
-    reference = diverged.get(contrast.reference, [])
-    if reference:
-        return f"{contrast.reference}, {_seeds(reference)}"
-    arms = {arm: seeds for arm, seeds in diverged.items() if seeds}
-    if set(arms) <= {contrast.step}:
-        runs = by_seed.get(contrast.step, {}).values()
+    arms = {arm: _seeds(seeds) for arm, seeds in diverged.items() if seeds}
+    if contrast.reference in arms:
+        return f"{contrast.reference}, {arms[contrast.reference]}"
+    if arms.keys() == {contrast.step}:
+        runs = by_seed[contrast.step].values()
         ended = sum(run.diverged or run.loss is not None for run in runs)
-        return "".join(f"{len(s)}/{ended} ({_seeds(s)})" for s in arms.values())
-    return "; ".join(f"{arm}, {_seeds(seeds)}" for arm, seeds in arms.items())
+        return f"{len(diverged[contrast.step])}/{ended} ({arms[contrast.step]})"
+    return "; ".join(f"{arm}, {seeds}" for arm, seeds in arms.items())
 
 
 def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-
-
-# Words.
 
 
 def _decide(
