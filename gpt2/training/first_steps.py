@@ -27,10 +27,7 @@ Criteria = dict[str, tuple[bool, str]]
 
 
 def log_health_check(session: TrainingSession) -> None:
-    """Log the result with the first log line after the first steps.
-
-    Only failed criteria are shown on the terminal, without the unstable steps that it already has.
-    """
+    """Log the result after the first steps; failed criteria are shown on the terminal too."""
     now, interval = session.iteration, session.config.train.log_interval
     # Also in a run that was interrupted since the line before.
     before = (now - 1) // interval * interval

@@ -156,11 +156,7 @@ def open_session(
     group: ProcessGroup | None = None,
     nondeterministic: NondeterministicOperations | None = None,
 ) -> TrainingSession:
-    """Set up the machine, open the data, and build model, optimizer and pruner.
-
-    Raises PreflightError, DataError or ConfigError if the setup fails, and RunError if the ranks of
-    ``group`` have different data or initial weights. Nothing has been trained then.
-    """
+    """Set up the machine, open the data, and build model, optimizer and pruner, equal on all ranks."""
     group = group or ProcessGroup()
     require_machine(config.machine, config.train.gpus)
     device = set_up(config.machine, group.process, config.train.gpus)
@@ -205,10 +201,7 @@ def open_session(
 
 
 def _require_equal(group: ProcessGroup, what: str, digest: str) -> list[str]:
-    """Return the digest of each rank. Raises RunError if a rank's differs from that of rank 0.
-
-    A difference would not be detected later, because all ranks apply equal gradients.
-    """
+    """Return the digest of each rank. Raises RunError if they differ: no later step would notice."""
     digests = group.gather_text(digest)
     if ranks := [str(rank) for rank, other in enumerate(digests) if other != digests[0]]:
         unequal = f"{what} of rank {', '.join(ranks)} differ from rank 0"
@@ -242,10 +235,7 @@ def _ready(
 
 
 def warm_up(session: TrainingSession) -> None:
-    """Run ``WARMUP_ITERATIONS`` steps, then restore weights, optimizer, scaler and generators.
-
-    This excludes compilation, kernel selection and the allocator's growth from the timing.
-    """
+    """Run and undo ``WARMUP_ITERATIONS`` steps: compilation and kernel selection are not timed."""
     if not session.config.machine.warmup_iterations:
         return
     weights = {name: tensor.clone() for name, tensor in session.weights().items()}
@@ -279,6 +269,7 @@ def _train_to_end(session: TrainingSession, stop: StopCondition, started: float)
             record_results(session, evaluation, started)
     except (RunError, torch.OutOfMemoryError, OSError) as error:
         return _fail(session, error)
+    # Of steps alone. The mean of the summary leaves out those before the first log line.
     seconds, iterations = session.clock.seconds, session.iteration
     # Logged first, because the manifest contains a digest of the log.
     session.records.line(
@@ -364,10 +355,7 @@ def _due(session: TrainingSession) -> tuple[bool, bool, bool]:
 
 
 def _step_that_fits(session: TrainingSession, batches: Batches, log: MetricsLog) -> Batches:
-    """Run one step with as many out-of-memory fallbacks as needed; return the batches to use next.
-
-    A checkpoint follows a fallback, so that a resumed run applies it at the same step.
-    """
+    """Run one step with as many out-of-memory fallbacks as needed; return the batches to use next."""
     waiting = time.perf_counter()
     micro_batches = next(batches)
     session.heartbeat.waits.append(time.perf_counter() - waiting)
@@ -391,6 +379,7 @@ def _step_that_fits(session: TrainingSession, batches: Batches, log: MetricsLog)
         ]
     if len(session.oom_fallbacks) == n_fallbacks:
         return batches
+    # A resumed run applies the fallbacks at the same step.
     log.flush()
     save_checkpoint(session)
     return session.batches()
@@ -433,6 +422,7 @@ def optimizer_step(state: TrainState, micro_batches: list[MicroBatch], lr: float
     norms = _gradient_norms(parameters)
     measured = StepMetrics(loss, norms, torch.linalg.vector_norm(norms))
     if state.config.numerics.due(state.iteration + 1):
+        # Repeats a bad step on each rank, to find its micro-batch, module and tensors.
         require_finite(state, measured, state.iteration + 1, begun)
     state.pruner.observe(measured.gradient_norm)
     if clip > 0.0:
@@ -452,10 +442,7 @@ def step_on_tokens(state: TrainState, tokens: list[Tensor]) -> StepMetrics:
 
 
 def _compute_gradients(state: TrainState, begun: StepSnapshot) -> Tensor:
-    """Run forward and backward passes and return the loss.
-
-    Rolls back and raises StepOutOfMemory if memory runs out and a fallback is possible.
-    """
+    """Return the loss after the passes. Rolls back and raises StepOutOfMemory if it can fall back."""
     probe_memory(state, begun)
     try:
         with cpu_memory_errors(), anomaly_detection(state):
@@ -471,10 +458,7 @@ def _compute_gradients(state: TrainState, begun: StepSnapshot) -> Tensor:
 
 
 def accumulate_gradients(state: TrainState, micro_batches: list[MicroBatch]) -> Tensor:
-    """Accumulate gradients of the mean loss over all micro-batches, and return that loss.
-
-    Gradients are exchanged with the last micro-batch: the mean over the ranks.
-    """
+    """Accumulate gradients of the mean loss over all micro-batches and ranks; return that loss."""
     share = 1.0 / len(micro_batches)
     total = torch.zeros((), device=state.device)
     # One autocast context for all micro-batches, so that weights are cast once per step.
@@ -535,10 +519,7 @@ def save_checkpoint(session: TrainingSession) -> None:
 
 
 def record_results(session: TrainingSession, evaluation: EvaluationResult, started: float) -> None:
-    """Write the final evaluation to all records; ``started`` is by time.monotonic.
-
-    Raises NumericsError if the loss is non-finite.
-    """
+    """Write the final evaluation to all records; ``started`` is by time.monotonic."""
     _record_evaluation(session, evaluation)
     if session.group.is_main:
         session.records.guard()

@@ -1,8 +1,4 @@
-"""Description of a run: observed settings, header line, entries of the manifest.
-
-The settings that affect speed, memory or last bits are read back from torch and compared with the
-configuration.
-"""
+"""Description of a run: its settings, read back from torch, header line, entries of the manifest."""
 
 import hashlib
 import json
@@ -144,10 +140,7 @@ def _attention(session: TrainingSession) -> _States:
 
 
 def _loss_backend(session: TrainingSession) -> _States:
-    """Return that liger-kernel computes the loss; nothing for torch, as in earlier runs.
-
-    A compiled model computes the loss by torch.
-    """
+    """Return that liger-kernel computes the loss; nothing for torch, which a compiled model uses."""
     machine, requested = session.config.machine, session.config.model.loss_backend
     if machine.compile or not fused_loss(requested, session.device):
         return {}
@@ -227,10 +220,7 @@ def attention_kernel(session: TrainingSession) -> str:
 def initial_manifest_entries(
     session: TrainingSession, rng_at_start: dict[str, list[str]]
 ) -> dict[str, Any]:
-    """Return the manifest entries of the run: settings, identity, seeds, data and code.
-
-    ``rng_at_start`` has the digests of the generator states before the first step.
-    """
+    """Return the entries of the start; ``rng_at_start`` has the digests of the generators' states."""
     config, train, configured = session.config, session.config.train, session.configured
     settings = observed_settings(session)
     identity = f"{configured.digest}:{session.dataset.digest}"

@@ -1,9 +1,4 @@
-"""Measurements of a training: loss, speed and utilisation of each step, and mechanism statistics.
-
-Statistics have no effect on results: they come from a separate forward pass, without gradients and in
-evaluation mode, on the first training sequences of the seed's order, the same text at every iteration
-and in every run of a study.
-"""
+"""Measurements of a training: loss, speed and utilisation of each step, and mechanism statistics."""
 
 import math
 from typing import Any
@@ -25,10 +20,7 @@ _TERA = 1e12
 
 
 class MetricsLog:
-    """Buffer of step metrics still on the device; reading them synchronizes with the GPU.
-
-    A metrics row per iteration, and a log line per log interval.
-    """
+    """Rows of each iteration, and a line per log interval; reading them synchronizes with the GPU."""
 
     def __init__(self, session: TrainingSession) -> None:
         self._session = session
@@ -140,7 +132,7 @@ def peak_flops(session: TrainingSession) -> float | None:
 
 
 def record_statistics(session: TrainingSession) -> None:
-    """Append statistics to metrics.jsonl and the heartbeat, on rank 0 only."""
+    """Append statistics of the first training sequences, the same text in all runs of a study."""
     session.statistics_at = session.iteration
     model, rows = session.whole_model(), session.config.telemetry.statistics_rows
     if not session.group.is_main:

@@ -79,11 +79,7 @@ def nonfinite_evaluation_error(state: TrainState, loss: float) -> NumericsError:
 
 @contextmanager
 def anomaly_detection(state: TrainState) -> Iterator[None]:
-    """Enable torch's anomaly detection if DETECT_ANOMALY is set.
-
-    Raises NumericsError with the operation that returned a NaN in the backward pass. The warning
-    that torch logs has the stack trace of the forward pass.
-    """
+    """Raise NumericsError with the operation that returned a NaN, if DETECT_ANOMALY is set."""
     try:
         with torch.autograd.set_detect_anomaly(state.config.numerics.detect_anomaly):
             yield
@@ -182,10 +178,7 @@ def find_nonfinite(tensors: Mapping[str, Tensor | None], holds: str) -> list[Row
 
 
 def _bad_norms(state: TrainState, measured: StepMetrics, count: int | None) -> list[Row]:
-    """Return a row for each gradient with a non-finite norm; ``count`` is its bad elements.
-
-    A count of 0 means that all elements are finite and the norm overflows fp32.
-    """
+    """Return a row for each non-finite norm; ``count`` bad elements: 0 if the norm overflows fp32."""
     norms = measured.gradient_norms.tolist()
     return [
         _row(name, p, "gradient", count, count, count, None)
@@ -280,10 +273,7 @@ def format_table(rows: Sequence[Row]) -> list[str]:
 
 
 def write_numerics_failure(session: TrainingSession, error: NumericsError) -> list[str]:
-    """Write numerics_failure.json and the offending batch. Return the log lines.
-
-    If the step was rolled back, a checkpoint of its start exists and resuming repeats the step.
-    """
+    """Write numerics_failure.json and the offending batch. Return the log lines."""
     run, replay, batch = session.run, f"make RUNS={session.run.path.name}", None
     if error.tensors:
         contiguous = {name: t.contiguous() for name, t in error.tensors.items()}
@@ -306,10 +296,7 @@ def write_numerics_failure(session: TrainingSession, error: NumericsError) -> li
 
 
 def archive_resolved_failure(session: TrainingSession) -> None:
-    """Archive the failure record of an earlier start after this start has succeeded.
-
-    The record is kept, because a deterministic step should have failed again.
-    """
+    """Keep the failure record of an earlier start: a deterministic step should have failed again."""
     run = session.run
     paths = [path for path in (run.numerics_failure, run.numerics_batch) if path.exists()]
     if paths:

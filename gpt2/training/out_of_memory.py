@@ -48,11 +48,7 @@ def cpu_memory_errors() -> Iterator[None]:
 
 
 def probe_memory(state: TrainState, begun: StepSnapshot) -> None:
-    """Raise StepOutOfMemory on all ranks if the step runs out of memory on one of several ranks.
-
-    A rank cannot roll back during a collective operation, so the passes of the first steps are run
-    once before, without communication.
-    """
+    """Try a step of several ranks without communication, in which no rank can roll back."""
     if state.group.size == 1 or not state.config.train.oom_fallback or not state.steps_to_probe:
         return
     cause = ""

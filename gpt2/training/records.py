@@ -27,11 +27,7 @@ EventCallback = Callable[[dict[str, Any]], None]
 
 
 class RecordWriter:
-    """Open record files of one run, and the callback that displays its events.
-
-    Without ``opened``, as on ranks other than 0, every method does nothing. A record is one line and
-    one write, so a killed process leaves at most one truncated line, at the end.
-    """
+    """Record files of one run, and its events; without ``opened`` every method does nothing."""
 
     def __init__(
         self,
@@ -146,7 +142,7 @@ class RecordWriter:
 
 
 def _open(path: Path) -> int:
-    """Open ``path`` for appending after removing a truncated last line of a killed process."""
+    """Open ``path`` for appending, without the truncated last line of a killed process."""
     descriptor = no_follow(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     size = os.fstat(descriptor).st_size
     tail = os.pread(descriptor, _MAX_RECORD_BYTES, max(0, size - _MAX_RECORD_BYTES))

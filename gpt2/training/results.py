@@ -30,10 +30,7 @@ SCHEMA_VERSION = 2
 
 
 def write_results(session: TrainingSession, evaluation: EvaluationResult, started: float) -> None:
-    """Write all results except the status; ``started`` is the process start by time.monotonic.
-
-    Must be called on every rank; rank 0 writes.
-    """
+    """Write all results except the status, on rank 0; must be called on every rank."""
     model, records, run = session.whole_model(), session.records, session.run
     sparsity = {
         "sparsity": session.pruner.sparsity(),

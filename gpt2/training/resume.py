@@ -34,9 +34,7 @@ def run_fingerprint(session: TrainingSession) -> dict[str, Any]:
 def resume(session: TrainingSession, allow_stale: bool = False) -> None:
     """Resume from the newest intact checkpoint that fits the records, or start over without one.
 
-    Raises RunError if the records fit no intact checkpoint, if the checkpoint has another
-    configuration or other data, or, unless ``allow_stale``, if it was made by other code, another
-    torch version or another device.
+    Raises RunError if one fits no records, another run or, unless ``allow_stale``, this code.
     """
     records, folder = session.records, session.run.checkpoints
     warn = partial(records.line, "WARN")
@@ -103,10 +101,7 @@ def _restore(session: TrainingSession, loaded: Checkpoint, allow_stale: bool) ->
 
 
 def _divided_anew(loaded: Checkpoint) -> dict[str, Any]:
-    """Return the state of a session, with the division of the checkpoint as an earlier one.
-
-    The fallbacks after running out of memory are those of that division.
-    """
+    """Return the state of a session, with division and fallbacks of the checkpoint as earlier ones."""
     state, config = loaded.state["session"], loaded.state["made_for"]["config"]
     earlier: dict[str, Any] = {"iterations": loaded.step, "oom_fallbacks": state["oom_fallbacks"]}
     for area, name in (path.split(".") for path in sorted(DIVISION)):

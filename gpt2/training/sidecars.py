@@ -31,11 +31,7 @@ def start_sidecars(session: TrainingSession) -> Sidecars:
 
 
 def tracker_metadata(session: TrainingSession) -> TrackerMetadata:
-    """Return the names and the configuration of the run for trackers.
-
-    The id is stable if a run resumes, and new if it is repeated: a hash of the run's name and of host
-    and time of its first start.
-    """
+    """Return names and configuration of the run; its id hashes name, host and time of the first start."""
     config, run = session.config, session.run
     train, record = config.train, RunRecord(run)
     name, study = run.path.name, run.path.parent.name

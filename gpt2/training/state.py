@@ -114,10 +114,7 @@ class TrainState:
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
     def whole_model(self) -> GPT:
-        """Return the model, or a copy with all weights on this rank if they are sharded.
-
-        Must be called on every rank. The copy can be used on one rank alone.
-        """
+        """Return the model, or a copy of a sharded one; must be called on every rank."""
         return whole_copy(self.blank, self.model) if self.blank else self.model
 
     @torch.no_grad()
@@ -131,10 +128,7 @@ class TrainState:
             parameter.copy_(placed_like(weights[name], parameter))
 
     def take_moments(self, saved: dict[str, Any]) -> list[str]:
-        """Take the moments in ``saved``, the state of an optimizer of the same kind, by name.
-
-        The options remain those of this optimizer. Return the names of parameters without moments.
-        """
+        """Take the moments of ``saved`` by name; return the names of parameters without moments."""
         theirs, current = _parameter_names(saved), self.optimizer.state_dict()
         moments = {theirs[index]: values for index, values in saved["state"].items()}
         names = _parameter_names(current)
@@ -172,10 +166,7 @@ def build_state(
     group: ProcessGroup | None = None,
     device: str | torch.device = "cpu",
 ) -> TrainState:
-    """Move ``model`` to ``device``, compile it and share it by the ranks as configured.
-
-    Optimizer and pruner are built afterwards, on the placed parameters.
-    """
+    """Move ``model`` to ``device``, compile and share it; build optimizer and pruner on it."""
     group, device, machine = group or ProcessGroup(), torch.device(device), config.machine
     forward, blank = cast(nn.Module, model), None
     if group.size > 1 and machine.data_parallel == "fsdp":
@@ -245,10 +236,7 @@ class TrainingSession(TrainState):
         return TrainSampler(self.dataset.train, length, self.config.seed)
 
     def batches(self) -> Iterator[list[MicroBatch]]:
-        """Return an iterator over this rank's micro-batches, a list per step from ``iteration`` on.
-
-        Each step that is yielded is recorded in the data order.
-        """
+        """Return an iterator over this rank's micro-batches, a list per step from ``iteration`` on."""
         return iter(
             BatchLoader(
                 self.sampler(),
@@ -280,10 +268,7 @@ class TrainingSession(TrainState):
             self.model.grad_checkpointing = to["on"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state needed to resume, except the weights. Must be called on every rank.
-
-        Moments and masks of sharded parameters are sharded.
-        """
+        """Return the state to resume, except the weights, of this shard; called on every rank."""
         return {
             "iteration": self.iteration,
             "progress": self.progress,
