@@ -25,9 +25,10 @@ OTHER = replace(ROW, item_id="c", doc_sha256="", n_bytes=0, nll_sum=1e-17)
 
 
 def test_rows_survive_the_file() -> None:
-    # Documents of one name are rows of their own.
-    text = to_csv([ROW, OTHER, ROW])
-    assert parse_document_results(FILE, text.encode()) == [ROW, OTHER, ROW]
+    # Documents of one name are rows of their own, also one without any loss.
+    certain = replace(ROW, nll_sum=0.0, n_correct=3)
+    text = to_csv([ROW, OTHER, certain])
+    assert parse_document_results(FILE, text.encode()) == [ROW, OTHER, certain]
     header, first, other, _ = (line.split(",") for line in text.splitlines())
     derived = slice(header.index("nll_sum"), header.index("n_correct"))
     # The first name has a comma.
@@ -52,6 +53,8 @@ DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
     "a cell less": (lambda text: text.replace(",val,", ","), "line 2: 14 "),
     "a word for a number": (lambda text: text.replace(",3,7,", ",three,7,"), "'three'"),
     "nan": (lambda text: text.replace("0.30000000000000004", "nan"), "nll_sum"),
+    "infinite": (lambda text: text.replace("0.30000000000000004", "inf"), "nll_sum"),
+    "negative": (lambda text: text.replace("0.30000000000000004", "-1e-9"), "nll_sum"),
     "more right than there are": (lambda t: t.replace(",1,12,", ",4,12,"), "n_correct <= n_tokens"),
 }
 
