@@ -11,13 +11,10 @@ from gpt2.check.finding import CheckFinding, expect
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.memory.predict import estimate
-from gpt2.mlp.options import PARAMS_TOLERANCE, RATIO_TOLERANCE
+from gpt2.mlp.options import PARAMS_TOLERANCE, RATIO_TOLERANCE, SHARE_TOLERANCE
 from gpt2.model import GPT
 from lib.errors import RunError
 from lib.units import GIB, first_of, format_size
-
-# Widths are rounded.
-_SHARE_TOLERANCE = 0.01
 
 
 def check_declared(subject: StepUnderTest) -> Iterator[CheckFinding]:
@@ -81,7 +78,7 @@ def _sizes_of_parts(config: Config, model: GPT) -> Iterator[CheckFinding]:
         for name, part in block.mlp.mechanisms.items() if mlp.sizing != "hidden" else ():
             if name in sized:
                 share = matrix_elements(part) / matrix_elements(block.mlp)
-                near = abs(share - mlp.share / len(sized)) <= _SHARE_TOLERANCE
+                near = abs(share - mlp.share / len(sized)) <= SHARE_TOLERANCE
                 what = f"MLP_SHARE={mlp.share:g} of the MLP for {len(sized)} mechanisms"
                 yield from expect(near, "mlp-share", what, f"{name} {share:.3f} in block {i}")
 
