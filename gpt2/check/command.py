@@ -26,9 +26,6 @@ from lib.files import write_atomic, write_json
 from lib.report.text import count
 from lib.runner.local import LocalExecutor
 
-# Modules with all checks, which workers share instead of importing them again.
-_PRELOADED_MODULES = ("gpt2.check.worker",)
-RECORD_FILE = "check.json"
 # Workers of the check of devices: GPT-2 124M in float64, and its compilation, take about 10 GiB each.
 _GPU_WORKERS = 4
 # Without a line of progress.
@@ -124,7 +121,7 @@ def check_and_report(
     report = CheckReport(cases, selected, cases_reports, command, seconds)
     record = report.to_json()
     build_dir.mkdir(parents=True, exist_ok=True)
-    write_json(build_dir / RECORD_FILE, record)
+    write_json(build_dir / "check.json", record)
     if junit:
         Path(junit).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(Path(junit), report.to_junit())
@@ -160,7 +157,7 @@ def run_all(
         environment["TRITON_INTERPRET"] = "1"
     names = ", ".join(check.name for check in checks)
     log("CHECK", f"{count(len(cases.chosen), 'step')}: {names}")
-    executor, reports = LocalExecutor(_PRELOADED_MODULES, environment), dict[str, CaseReport]()
+    executor, reports = LocalExecutor(("gpt2.check.worker",), environment), dict[str, CaseReport]()
     started = logged = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kablate-check-") as tickets:
         arguments = (jobs, others, build_dir, Path(tickets), gpu, local)

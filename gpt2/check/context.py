@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -110,7 +109,6 @@ class CheckContext:
         self.build_dir = build_dir
         self._tickets, self._gpu, self._local = tickets, gpu, local
         self._temporary = tempfile.TemporaryDirectory(prefix="kablate-check-")
-        self._folders = count()
         self._values: dict[Hashable, Any] = {}
         # Restored on exit; None if the processor computes in bf16 itself.
         self._products = None if has_bf16_instructions() else machine.NarrowProducts()
@@ -204,6 +202,4 @@ class CheckContext:
 
     def new_run_dir(self) -> Path:
         """Create an empty folder."""
-        folder = self.folder / f"run-{next(self._folders)}"
-        folder.mkdir()
-        return folder
+        return Path(tempfile.mkdtemp(prefix="run-", dir=self.folder))

@@ -40,7 +40,7 @@ def _options(config: Config) -> set[tuple[str, object]]:
 
 
 def _kind(value: object) -> object:
-    """Return a flag or choice as it is, and whether a number, which may be text, is nonzero."""
+    """Return a flag or choice as it is, and whether a number, also as text, is nonzero."""
     try:
         return value if isinstance(value, bool) else float(str(value)) != 0.0
     except ValueError:

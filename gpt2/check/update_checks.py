@@ -51,10 +51,7 @@ _GATES = (NeverPruned, MlpAttnGate, BranchGates)
 
 
 def check_optimized(subject: StepUnderTest) -> Iterator[CheckFinding]:
-    """Check weight decay in the traced run, and the optimizer's updates in the driven run.
-
-    Only matrices decay. A gate's matrices decay like all others, although they are never pruned.
-    """
+    """Check that matrices alone decay, also those of gates, and the updates of the driven run."""
     decay, state = subject.small.optimizer.weight_decay, subject.traced_run.session
     tables = {id(t.weight) for t in (state.model.wte, state.model.wpe) if t is not None}
     for group in state.optimizer.param_groups:
@@ -350,10 +347,7 @@ def _sparsity(subject: StepUnderTest) -> Iterator[CheckFinding]:
 
 
 def prunable_rows(subject: StepUnderTest) -> dict[str, int]:
-    """Return the number of prunable rows of each prunable matrix, in the model's order.
-
-    Padding rows of the vocabulary are zero from the start.
-    """
+    """Return the rows of each prunable matrix, without padding, in the model's order."""
     traced, small = subject.traced_run, subject.small
     modules = traced.session.model.named_modules()
     gates = tuple(f"{path}." for path, module in modules if isinstance(module, _GATES))

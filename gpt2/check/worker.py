@@ -43,8 +43,6 @@ CHECK_FUNCTIONS: Mapping[str, Callable[[StepUnderTest], Iterable[CheckFinding]]]
     "data": check_data,
     "device": check_device,
 }
-# New objects between two garbage collections.
-_GC_THRESHOLD = 10_000
 
 
 def run_jobs(
@@ -59,7 +57,7 @@ def run_jobs(
     # The objects of imported modules remain: a full collection would visit all of them. The default
     # threshold starts a collection in every few operations.
     gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD)
+    gc.set_threshold(10_000)
     with CheckContext(build_dir, gpu, local, tickets) as context:
         # Fork before this process loads or computes anything that the peer should not inherit.
         if any(name in ("reload", "parallel") for _, names in jobs for name in names):
