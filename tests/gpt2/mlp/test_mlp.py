@@ -172,3 +172,14 @@ def test_a_pooled_gate_is_averaged_in_fp32_under_autocast():
         pooled_BTG = _running_mean(bottleneck_BTG, None)
     expected_BTG = bottleneck_BTG.float().cumsum(1) / torch.arange(1, 601)[:, None]
     torch.testing.assert_close(pooled_BTG, expected_BTG)
+
+
+@pytest.mark.parametrize("tying", ["tied", "untied", "scalar"])
+def test_the_latent_coupling_costs_two_flops_per_element_that_it_reads_or_writes(tying):
+    """Both directions, and one in the last block; a scalar takes one product per hidden unit."""
+    config = config_of(f"latent-{tying}")
+    (options,) = config.mlp.mechanisms
+    for block, directions in ((0, 2), (-1, 1)):
+        site = config.sites()[block]
+        elements = 1 if tying == "scalar" else options.latent_width(site)
+        assert options.cost(40, 0, site).flops == 2 * directions * 40 * elements
