@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt2 import generate
 from gpt2.attention.attention import Attention
 from gpt2.attention.components import Window
 from gpt2.check import generation_checks
@@ -105,7 +104,7 @@ MUTANTS = (
         "generated text has dropout",
         "baseline",
         {"decode": "generation-mode"},
-        edited(generate, "_evaluating", "model.eval()", "model.train()"),
+        edited(generation_checks, "generate", "model.eval()", "model.train()"),
     ),
     Mutant(
         "the context is not shortened",
