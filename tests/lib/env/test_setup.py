@@ -5,6 +5,7 @@ import os
 import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
+import lib
 from lib.build import editable
 from lib.env import packages, setup
 from lib.errors import ConfigError, RunError
@@ -312,6 +314,10 @@ def test_a_python_of_another_version_is_refused_by_name(monkeypatch, capsys, ver
     monkeypatch.setattr(sys, "version_info", version)
     monkeypatch.setattr(sys, "argv", ["x", "--help"])
     monkeypatch.setattr(sys, "prefix", "/")
+    # The first import refuses, before it would handle Ctrl-C.
+    monkeypatch.delitem(sys.modules, "lib._start", raising=False)
+    monkeypatch.delattr(lib, "_start", raising=False)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     with pytest.raises(SystemExit) as refused:
         runpy.run_module(module, run_name="__main__")
     refusal = f"{refused.value}{capsys.readouterr().err}"

@@ -353,6 +353,15 @@ def test_a_word_names_unstable_runs_of_its_own_seeds_once(tmp_path):
         assert unstable == ["UNSTABLE: base, seed 1"]
 
 
+def test_a_run_that_was_damaged_since_gives_no_word(tmp_path):
+    report(tmp_path, 3)
+    changes = {("large", 2): SeedOutcome(2, None, reason="damaged")}
+    large = by_step(report(tmp_path, 3, changes))["large"]
+    assert (large["n"], large["verdict"]) == (2, None)
+    assert large["excluded"] == ["large s2: damaged"]
+    assert words(report(tmp_path, 3))["large"] is BETTER
+
+
 def test_a_diverged_baseline_ends_the_study(tmp_path):
     report(tmp_path, 3)
     bad = {("base", 5): SeedOutcome(5, None, diverged=True, reason="failed")}
