@@ -11,10 +11,13 @@ from gpt2.check.finding import CheckFinding, expect
 from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.memory.predict import estimate
-from gpt2.mlp.options import PARAMS_TOLERANCE, RATIO_TOLERANCE, SHARE_TOLERANCE
+from gpt2.mlp.options import PARAMS_TOLERANCE, RATIO_TOLERANCE
 from gpt2.model import GPT
 from lib.errors import RunError
 from lib.units import GIB, first_of, format_size
+
+# Widths are rounded.
+_SHARE_TOLERANCE = 0.01
 
 
 def check_declared(subject: StepUnderTest) -> Iterator[CheckFinding]:
@@ -77,8 +80,13 @@ def _sizes_of_parts(config: Config, model: GPT) -> Iterator[CheckFinding]:
             )
         for name, part in block.mlp.mechanisms.items() if mlp.sizing != "hidden" else ():
             if name in sized:
-                share = matrix_elements(part) / matrix_elements(block.mlp)
-                near = abs(share - mlp.share / len(sized)) <= SHARE_TOLERANCE
+                whole, size = matrix_elements(block.mlp), mlp.size(config.model.sites()[i])
+                share = matrix_elements(part) / whole
+                # Half a step of the mechanism's width, and of the hidden one, which it may pay for.
+                dense = matrix_elements(block.mlp.c_fc) + matrix_elements(block.mlp.c_proj)
+                rounding = 4 * dense / size.hidden + matrix_elements(part) / size.widths[name] / 2
+                tolerance = _SHARE_TOLERANCE + rounding / whole
+                near = abs(share - mlp.share / len(sized)) <= tolerance
                 what = f"MLP_SHARE={mlp.share:g} of the MLP for {len(sized)} mechanisms"
                 yield from expect(near, "mlp-share", what, f"{name} {share:.3f} in block {i}")
 

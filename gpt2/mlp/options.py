@@ -26,8 +26,6 @@ COARSE_ROUNDING_WIDTH = 512
 # Below this n_embd, rounding cannot keep the ratio within 1 %.
 MIN_RATIO_N_EMBD = 96
 RATIO_TOLERANCE = 0.01
-# Of a mechanism's share, which the rounding of widths misses in a narrow model.
-SHARE_TOLERANCE = 0.01
 PARAMS_TOLERANCE = 0.01
 
 
@@ -314,26 +312,17 @@ class MlpConfig:
             raise ConfigError(Problem(what, next=advice, code="config.params-unreachable"))
 
     def check_ratio(self, site: LayerSpec) -> None:
-        """Raise ConfigError if the ratio of a block deviates from MLP_RATIO by more than 1 %, or the
-        share of a mechanism from its part of MLP_SHARE by more than 0.01.
-        """
-        width, what, fix = site.shape.n_embd, "", "set another MLP_SHARE, MLP_RATIO or N_EMBD"
-        sized = [m for m in self.mechanisms if m.sized]
-        if self.sizing == "ratio" and width < MIN_RATIO_N_EMBD:
+        """Raise ConfigError if the ratio of a block deviates from MLP_RATIO by more than 1 %."""
+        if self.sizing != "ratio":
+            return
+        width, what = site.shape.n_embd, ""
+        if width < MIN_RATIO_N_EMBD:
             what = f"MLP_SIZING_RATIO: N_EMBD={width} is too small to keep the ratio within 1 %"
             what = f"{what} (expected N_EMBD >= {MIN_RATIO_N_EMBD})"
             fix = "set a larger N_EMBD, or MLP_SIZING_HIDDEN"
-        elif self.sizing == "ratio" and (
-            abs((built := self.built_ratio(site)) / self.ratio - 1) > RATIO_TOLERANCE
-        ):
+        elif abs((built := self.built_ratio(site)) / self.ratio - 1) > RATIO_TOLERANCE:
             what = f"MLP_RATIO: ratio unreachable in block {site.block}"
             what = f"{what} (expected {self.ratio}, got {built:.4f})"
-        elif self.sizing != "hidden" and sized:
-            size, whole = self.size(site), self.cost(site).weights
-            for m in (each for each in sized if each.in_block(site)):
-                share = m.cost(size.hidden, size.widths[m.name], site).weights / whole
-                if abs(share - self.share / len(sized)) > SHARE_TOLERANCE:
-                    what = f"MLP_SHARE: unreachable for {m.name} in block {site.block}"
-                    what = f"{what} (expected {self.share / len(sized):.3g}, got {share:.3f})"
+            fix = "set another MLP_SHARE, MLP_RATIO or N_EMBD"
         if what:
             raise ConfigError(Problem(what, next=fix, code="config.ratio-unreachable"))

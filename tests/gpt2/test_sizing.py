@@ -194,19 +194,6 @@ def test_a_ratio_that_rounding_breaks_is_refused() -> None:
     assert caught.value.codes == ["config.ratio-unreachable"]
 
 
-@pytest.mark.parametrize(("n_embd", "refused"), [(9, True), (96, False)])
-def test_a_share_that_rounding_breaks_is_refused(n_embd: int, refused: bool) -> None:
-    size = {"MODEL_SIZE_CUSTOM": True, "N_EMBD": n_embd, "N_HEAD": 3, "N_LAYER": 2}
-    share = {"MLP_SIZING_PARAMS": True, "MLP_CROSS_TOKEN": True, "MLP_SHARE": "0.245"}
-    codes: list[str | None] = []
-    try:
-        resolve_config(KconfigTree(), [ConfigLayer.of("defconfig", "test", size | share)])
-    except ConfigError as error:
-        codes = error.codes
-        assert "MLP_SHARE: unreachable for mlp_cross_token in block 0 " in str(error)
-    assert codes == ["config.ratio-unreachable"] * refused
-
-
 @pytest.mark.parametrize(
     ("settings", "refused"),
     [

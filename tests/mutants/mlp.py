@@ -109,7 +109,7 @@ MUTANTS = (
         "a mechanism takes the share of an absent one",
         "golden-gate-cross",
         {"declared": ("mlp-share", "^MLP_SHARE=0.2 of the MLP for 2 .*; mlp_cross_token 0.2")},
-        together(edited(MlpConfig, "size", "m in self.mechanisms))", "m in built))"), _unchecked),
+        edited(MlpConfig, "size", "m in self.mechanisms))", "m in built))"),
     ),
     Mutant(
         "the gate reads the hidden layer before the token mix",

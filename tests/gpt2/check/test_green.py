@@ -34,6 +34,19 @@ RIGHT = {
             "ATTENTION_PROJECTION_LATENT": "y",
         },
     ),
+    # The rounding of the hidden width is a large part of so small an MLP.
+    "narrow share": (
+        "declared,distinct",
+        {
+            "MODEL_SIZE_CUSTOM": "y",
+            "N_LAYER": "2",
+            "N_EMBD": "9",
+            "N_HEAD": "3",
+            "MLP_SIZING_PARAMS": "y",
+            "MLP_CROSS_TOKEN": "y",
+            "MLP_SHARE": "0.245",
+        },
+    ),
     # A latent wider than GPT-2's MLP, and tied scalars, which require a wider MLP.
     "wide latent": (
         "reference,long",

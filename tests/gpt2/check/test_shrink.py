@@ -78,7 +78,7 @@ def is_nsa(config: Config) -> bool:
 
 def test_one_long_block_need_not_reach_a_number_of_parameters():
     """The positions of 22,824 tokens have most of the parameters, which one block cannot replace."""
-    settings = {"MODEL_SIZE_CUSTOM": True, "N_LAYER": 12, "N_HEAD": 1, "N_EMBD": 16, "BIAS": False}
+    settings = {"MODEL_SIZE_CUSTOM": True, "N_LAYER": 12, "N_HEAD": 1, "N_EMBD": 8, "BIAS": False}
     settings |= {"BLOCK_SIZE": 22_824, "POSITIONS_ROPE": True, "MLP_SIZING_PARAMS": True}
     settings |= {"MLP_CROSS_TOKEN": True, "MLP_ATTN_GATE": True, "MLP_SHARE": "0.891"}
     layers = [
