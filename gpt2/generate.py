@@ -96,11 +96,13 @@ def generate(
         # For each token, because the caller may train between two.
         training = model.training
         model.eval()
-        with torch.no_grad(), autocast(machine):
-            for piece_T in torch.tensor(pending, device=device).split(_PREFILL_TOKENS):
-                hidden_BTC = model.hidden(piece_T[None], cache)
-            logits_V = model.logits(hidden_BTC[0, -1]).cpu()
-        model.train(training)
+        try:
+            with torch.no_grad(), autocast(machine):
+                for piece_T in torch.tensor(pending, device=device).split(_PREFILL_TOKENS):
+                    hidden_BTC = model.hidden(piece_T[None], cache)
+                logits_V = model.logits(hidden_BTC[0, -1]).cpu()
+        finally:
+            model.train(training)
         token = sampling.draw(logits_V, generator)
         ids, pending = [*ids[1 - block_size :], token], [token]
         yield token
