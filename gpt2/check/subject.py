@@ -68,10 +68,13 @@ def _random_tensor(name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, relative to the largest expected value unless that is 0."""
-    difference, size = (actual - expected).detach().abs().max(), expected.detach().abs().max()
-    return float(difference / size) if size else float(difference)
+def relative_error(actual: Tensor, expected: Tensor, least: float = 0.0) -> float:
+    """Return the largest difference, relative to the largest expected value, or ``least`` if larger.
+
+    It is the difference itself if both are 0.
+    """
+    difference = float((actual - expected).detach().abs().max())
+    return difference / (max(float(expected.detach().abs().max()), least) or 1.0)
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,12 @@ class NsaOptions(PatternOptions):
         window = min(self.window, length) if self.branch_window else 0
         return compressed, selected, window * (window + 1) // 2 + (length - window) * window
 
+    def most_keys(self, length: int) -> int:
+        """Return the keys of the last query in the branch where it has most."""
+        taken = self.branch_selected * self.count * self.select, self.branch_window * self.window
+        compressed = self.branch_compressed * self.compressed(length)
+        return max(compressed, min(length, max(taken)))
+
     def mean_keys(self, length: int) -> float:
         return sum(self.pairs(length)) / length
 
@@ -167,6 +173,11 @@ class NsaOptions(PatternOptions):
             what = f"expected at most BLOCK_SIZE={shape.block_size}, got {self.compress}"
             what = f"NSA_COMPRESS_BLOCK: no block is ever complete ({what})"
             problems.append(Problem(what, code="config.conflict"))
+        elif self.most_keys(shape.block_size) == 1:
+            what = "ATTENTION_PATTERN_NSA: no query has a choice, so queries and keys learn nothing"
+            what = f"{what} (expected a branch of two keys or more, got one of one key)"
+            fix = "enable a branch, or decrease NSA_COMPRESS_BLOCK"
+            problems.append(Problem(what, next=fix, code="config.conflict"))
         if self.select_by == "random" and self.selects_all(shape.block_size):
             sizes = f"{self.count} x NSA_SELECT_BLOCK={self.select} >= BLOCK_SIZE"
             what = f"NSA_SELECT_BY: random, but selection takes every block: {sizes}"

@@ -85,6 +85,20 @@ class TestConfiguration:
         assert caught.value.codes == ["config.conflict"]
         assert caught.value.problems[0].what.startswith("NSA_BRANCH_WINDOW:")
 
+    @pytest.mark.parametrize(
+        ("branch", "one", "two"),
+        [
+            ("COMPRESSED", {"NSA_COMPRESS_BLOCK": 1024}, {"NSA_COMPRESS_BLOCK": 1008}),
+            ("WINDOW", {"NSA_WINDOW": 1}, {"NSA_WINDOW": 2}),
+        ],
+    )
+    def test_one_key_for_each_query_is_refused(self, branch, one, two):
+        alone = {f"NSA_BRANCH_{name.upper()}": name.upper() == branch for name in NAMES}
+        with pytest.raises(ConfigError, match="no query has a choice") as caught:
+            self.config(**alone, **one)
+        assert caught.value.codes == ["config.conflict"]
+        self.config(**alone, **two)
+
     def test_sizes_of_what_is_left_out_are_not_set(self):
         pattern = self.config(
             NSA_SELECT_BY_RANDOM=True, NSA_SELECT_COUNT=8, NSA_BRANCH_COMPRESSED=False
