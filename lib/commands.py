@@ -22,7 +22,7 @@ SET                  "A=1 B=y"      text       Settings on top of .config, for t
 SWEEP                "A=1,2 B=.."   text       All combinations of these values
 O                    DIR            text       Folder of .config, data and results, not the tree
 SEED                 7              count      One seed, of runs or of what is drawn; several: SEEDS=
-SAMPLES              n              positive   Random combinations of a sweep; texts of generate
+SAMPLES              n              positive   Texts to generate
 RUNS                 PATTERN        text       Runs: patterns over the names of make plan, or paths
 RUN                  NAME           text       One run: its name in make plan, or its directory
 CONTINUE             y              flag       Go on with runs half-trained on another number of GPUs
@@ -140,7 +140,7 @@ clean            -                               -                     Remove ge
 # Variables that several commands read: those that find a run, that plan runs, that train them.
 _SETS = {
     "@find": "SET GPUS STEPS SEEDS SEED",
-    "@plan": "SET GPUS STEPS SEEDS SEED SWEEP SAMPLES YES",
+    "@plan": "SET GPUS STEPS SEEDS SEED SWEEP YES",
     "@run": "JOBS ON_STALE KEEP_GOING=y ALLOW_DIRTY",
 }
 # Variables of make itself, of the console, and of every command.

@@ -53,31 +53,21 @@ class TomlEntries:
         self.note(f"{self._entry}: expected [[{self._entry}]] tables", "invalid-value", None)
         return None
 
-    def keys(
-        self,
-        entry: Mapping[str, Any],
-        kinds: Mapping[str, type],
-        index: int | None,
-        table: str = "",
-    ) -> None:
-        """Note unknown keys and wrong types of an entry, or of its inline ``table``."""
+    def keys(self, entry: Mapping[str, Any], kinds: Mapping[str, type], index: int | None) -> None:
+        """Note unknown keys and wrong types of an entry, or of the file."""
         for key, value in entry.items():
-            name = f"{table}.{key}" if table else key
             if key not in kinds:
                 expected = f"one of {', '.join(kinds)}{nearest(key, kinds)}"
-                what = f"{name}: unknown key (expected {expected})"
-                self.note(what, "unknown-key", index, table or key)
+                self.note(f"{key}: unknown key (expected {expected})", "unknown-key", index, key)
             elif type(value) is not kinds[key]:
                 expected = _TYPE_NAMES.get(kinds[key], f"a {kinds[key].__name__}")
-                what = f"{name}: invalid {value!r} (expected {expected})"
-                self.note(what, "invalid-value", index, table or key)
+                what = f"{key}: invalid {value!r} (expected {expected})"
+                self.note(what, "invalid-value", index, key)
 
-    def note(
-        self, what: str, kind: str, index: int | None, key: str = "", advice: str = ""
-    ) -> None:
+    def note(self, what: str, kind: str, index: int | None, key: str = "") -> None:
         """Note a problem of the entry at ``index``, or of the file for None."""
-        where = self.where(index, key)
-        self.problems.append(Problem(what, where, advice, code=f"{self.area}.{kind}"))
+        code = f"{self.area}.{kind}"
+        self.problems.append(Problem(what, self.where(index, key), code=code))
 
     def where(self, index: int | None, key: str = "") -> str:
         """Return file:line of a key of an entry, or of the entry; of the file for None."""

@@ -92,7 +92,7 @@ def plan_cases(
                     parent=variant.parent,
                     delta=variant.delta or {},
                 )
-                for variant, config in combinations(tree, layers, base, yes=True).block
+                for variant, config in combinations(tree, layers, base, yes=True)[0]
             ]
         case _:
             every = [CheckCase("single/run", "", "run", base)]

@@ -72,17 +72,12 @@ def asked_plan(options: Namespace) -> Plan:
 
     Raises ConfigError with all problems of the configuration and of the options.
     """
-    if options.samples and not options.sweep:
-        advice = 'type: make SWEEP="A=1,2 B=3,4" SAMPLES=2'
-        problem = Problem("requires SWEEP=", "SAMPLES", advice, code="usage.missing-argument")
-        raise ConfigError(problem)
     return make_plan(
         asked_layers(options),
         options.build_dir,
         steps=options.steps,
         seeds=_asked_seeds(options),
         sweep=options.sweep,
-        samples=options.samples or 0,
         yes=options.yes,
     )
 

@@ -188,13 +188,12 @@ def make_plan(
     steps: str = "",
     seeds: str = "",
     sweep: str = "",
-    samples: int = 0,
     yes: bool | None = False,
     optional: bool = False,
 ) -> Plan:
     """Plan the runs of a configuration; ``steps``, ``seeds`` and ``sweep`` override its values.
 
-    ``sweep`` are axes, of which ``samples`` random combinations are planned, or all of them for 0.
+    ``sweep`` are axes, all combinations of which are planned.
 
     Raises ConfigError with the problems of the selected steps; if ``optional``, steps that do not
     resolve are left out. Asks for confirmation of a large plan, unless ``yes``; refuses it if ``yes``
@@ -210,7 +209,7 @@ def make_plan(
         left_out: Sequence[Problem] = ()
         if sweep or base.study.mode == "test_matrix_mode":
             name = "sweep" if sweep else "matrix"
-            every, left_out = combinations(tree, layers, base, sweep, samples, yes=yes)
+            every, left_out = combinations(tree, layers, base, sweep, yes=yes)
         elif base.study.mode == "ra_mla_ablation_mode":
             study = study_of(base.study, build_dir)
             name = study.name

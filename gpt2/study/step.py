@@ -41,7 +41,7 @@ class Step:
     parent: str = ""
     set: Mapping[str, SymbolValue] = field(default_factory=dict)
     params: tuple[float, float] = DEFAULT_PARAMS
-    # In a user's file: file:line of the step, as "", and of "title" and each symbol.
+    # file:line of the step, as "", and of "title" and each symbol.
     places: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -117,37 +117,29 @@ class Study:
         return [step for step in self.steps if fnmatch.fnmatchcase(step.slug, word)]
 
 
-def title_parts(title: str) -> list[tuple[str, str | None, str]]:
-    """Return the title as (text, symbol, form); the symbol is None behind the last field.
+def filled_title(title: str, values: Mapping[str, SymbolValue]) -> str:
+    """Return the title with the values of its fields; ``values`` are the settings that apply.
 
-    Raises ConfigError without a location if the braces are not those of fields.
+    Raises ConfigError without a location if the braces are not those of fields, a field is not among
+    the settings, or its value is not the number that its form requires.
     """
     try:
         parts = list(string.Formatter().parse(title))
     except ValueError as error:
         raise _wrong_title(f"malformed field: {error}") from None
-    for _, name, form, conversion in parts:
-        if conversion or (form or "") not in _FORMS:
-            raise _wrong_title(f"unknown format of {{{name}}}")
-    return [(text, name, form or "") for text, name, form, _ in parts]
-
-
-def filled_title(title: str, values: Mapping[str, SymbolValue]) -> str:
-    """Return the title with the values of its fields; ``values`` are the settings that apply.
-
-    Raises ConfigError without a location if a field is not among them, or its value is not the
-    number that its form requires.
-    """
     filled = ""
-    for text, name, form in title_parts(title):
+    for text, name, form, conversion in parts:
         filled += text
         if name is None:
             continue
+        show = _FORMS.get(form or "")
+        if conversion or show is None:
+            raise _wrong_title(f"unknown format of {{{name}}}")
         if name not in values:
             expected = f"expected a setting that applies to the step{nearest(name, values)}"
             raise _wrong_title(f"unknown field {{{name}}} ({expected})")
         try:
-            filled += _FORMS[form](values[name])
+            filled += show(values[name])
         except (ValueError, KeyError):
             raise _wrong_title(f"{{{name}:{form}}}: not a number: {values[name]!r}") from None
     return filled

@@ -80,9 +80,8 @@ def from_symbols(cls: type[T], values: Mapping[str, SymbolValue], /, **unbound: 
             continue
         try:
             filled[field.name] = _convert(field, hints[field.name], values[symbol])
-        except _InvalidValue as error:
-            advice = f"type: make why SYM={symbol}"
-            problems.append(Problem(f"{symbol}: {error}", next=advice, code=error.code))
+        except ConfigError as error:
+            problems.extend(error.problems)
     for field in _fields(cls, "part"):
         try:
             (filled[field.name],) = field.metadata["part"].bind(values)
@@ -114,48 +113,46 @@ def _fields(cls: type, key: str) -> Iterator[dataclasses.Field]:
     return (f for f in dataclasses.fields(cls) if key in f.metadata)
 
 
-class _InvalidValue(ValueError):
-    """Value that a field cannot take, with its error code."""
-
-    def __init__(self, what: str, code: str) -> None:
-        super().__init__(what)
-        self.code = code
-
-
 def _convert(field: dataclasses.Field, kind: Any, value: SymbolValue) -> Any:
+    symbol, low, high = (field.metadata[key] for key in ("symbol", "low", "high"))
     if kind is float:
-        return _to_float(str(value), field.metadata["low"], field.metadata["high"])
+        return _to_float(symbol, str(value), low, high)
     if isinstance(kind, types.GenericAlias) and typing.get_origin(kind) is tuple:
         words = str(value).replace(",", " ").split()
         if typing.get_args(kind)[0] is float:
-            return tuple(_to_float(word, None, None) for word in words)
-        return tuple(_to_int(word) for word in words)
+            return tuple(_to_float(symbol, word, None, None) for word in words)
+        return tuple(_to_int(symbol, word) for word in words)
     if type(value) is not kind:
-        raise _InvalidValue(f"expected {kind.__name__}, got {value!r}", "config.wrong-type")
+        raise _invalid(symbol, f"expected {kind.__name__}, got {value!r}", "wrong-type")
     return value
 
 
-def _to_float(text: str, low: float | None, high: float | None) -> float:
+def _invalid(symbol: str, what: str, kind: str) -> ConfigError:
+    advice = f"type: make why SYM={symbol}"
+    return ConfigError(Problem(f"{symbol}: {what}", next=advice, code=f"config.{kind}"))
+
+
+def _to_float(symbol: str, text: str, low: float | None, high: float | None) -> float:
     try:
         number = float(text)
     except ValueError:
         number = None
     # Python reads 1_000 and the digits of every script, and configurations are read by others too.
     if number is None or (math.isfinite(number) and not _DECIMAL.fullmatch(text)):
-        raise _InvalidValue(f"wrong type (expected a number, got {text!r})", "config.wrong-type")
+        what = f"wrong type (expected a number, got {text!r})"
+        raise _invalid(symbol, what, "wrong-type")
     if not math.isfinite(number):
-        raise _InvalidValue(f"expected a finite number, got {text!r}", "config.non-finite")
+        raise _invalid(symbol, f"expected a finite number, got {text!r}", "non-finite")
     if (low is not None and number < low) or (high is not None and number > high):
-        bounds = [f"at least {low:g}"] * (low is not None) + [f"at most {high:g}"] * (
-            high is not None
-        )
+        bounds = [f"at least {low:g}"] * (low is not None)
+        bounds += [f"at most {high:g}"] * (high is not None)
         what = f"out of range (expected {' and '.join(bounds)}, got {text})"
-        raise _InvalidValue(what, "config.out-of-range")
+        raise _invalid(symbol, what, "out-of-range")
     return number
 
 
-def _to_int(text: str) -> int:
+def _to_int(symbol: str, text: str) -> int:
     if not WHOLE_NUMBER.fullmatch(text):
         what = f"wrong type (expected an integer of at least 0, got {text!r})"
-        raise _InvalidValue(what, "config.wrong-type")
+        raise _invalid(symbol, what, "wrong-type")
     return int(text)

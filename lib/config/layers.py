@@ -119,20 +119,15 @@ def _located(problem: Problem, origins: Mapping[str, ValueOrigin | None]) -> Pro
 PREFIX = "CONFIG_"
 _SYMBOL = re.compile(r"\b[A-Z][A-Z0-9_]+\b")
 _NAME = re.compile(r"[A-Za-z0-9_]+")
-_ASSIGNMENT = re.compile(r"CONFIG_([A-Za-z0-9_]+)=(.*)", re.DOTALL)
-_NOT_SET = re.compile(r"# CONFIG_([A-Za-z0-9_]+) is not set")
-_ALMOST_NOT_SET = re.compile(r"\s*#\s*(CONFIG_\w+)\s+is\s+not\s+set\b")
-_STRING = re.compile(r'"((?:[^"\\]|\\["\\])*)"(.*)', re.DOTALL)
-_STRING_WITH_ANY_ESCAPE = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_TRAILING_COMMENT = "comment after a value; move it to a separate line"
-
-
-class _LineError(ValueError):
-    """Malformed line, with its error code."""
-
-    def __init__(self, what: str, code: str) -> None:
-        super().__init__(what)
-        self.code = code
+_LINE = re.compile(
+    r'CONFIG_(?P<name>[A-Za-z0-9_]+)=(?:"(?P<text>(?:[^"\\]|\\["\\])*)"|(?P<bare>[^\s"#]+))'
+    r"|# CONFIG_(?P<unset>[A-Za-z0-9_]+) is not set"
+)
+_COMMENT = re.compile(r"\s*(#(?!\s*CONFIG_\w+\s+is\s+not\s+set\b).*)?")
+_EXPECTED = (
+    'CONFIG_NAME=y without spaces, CONFIG_NAME="text" with \\" and \\\\ for " and \\, '
+    "exactly '# CONFIG_NAME is not set', or a comment on a line of its own"
+)
 
 
 def read_file(path: Path, label: str, shown: str = "") -> ConfigLayer:
@@ -161,15 +156,18 @@ def parse_text(text: str, label: str, shown: str) -> ConfigLayer:
     """Parse the text of a configuration file; errors call the file ``shown``."""
     assignments, problems = [], []
     for number, line in enumerate(text.split("\n"), 1):
-        where = f"{shown}:{number}"
-        try:
-            parsed = _parse_line(line.removesuffix("\r").rstrip(" \t"))
-        except _LineError as error:
-            problems.append(Problem(str(error), where, code=error.code))
-            continue
-        if parsed:
-            name, value, quoted = parsed
-            assignments.append(Assignment(name, value, where, quoted))
+        where, line = f"{shown}:{number}", line.removesuffix("\r").rstrip(" \t")
+        if match := _LINE.fullmatch(line):
+            name, quoted, bare, unset = match.groups()
+            value = bare or "n" if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+            assignments.append(Assignment(name or unset, value, where, quoted is not None))
+        elif not _COMMENT.fullmatch(line):
+            what = f"malformed line {line!r} (expected {_EXPECTED})"
+            problems.append(Problem(what, where, code="config.malformed"))
+        # Editors hide them, and end the line at some: an assignment could hide in a comment.
+        elif hidden := CONTROL_CHARACTER.search(line.replace("\t", " ")):
+            what = f"line break or control character {hidden[0]!r} in a comment"
+            problems.append(Problem(what, where, code="config.invalid-character"))
     return ConfigLayer(label, tuple(assignments), tuple(problems))
 
 
@@ -194,77 +192,6 @@ def parse_command_line_settings(text_or_words: str | Sequence[str]) -> ConfigLay
     return ConfigLayer(
         "command line", tuple(assignments), tuple(problems), moves_defaults=bool(assignments)
     )
-
-
-def _parse_line(line: str) -> tuple[str, str, bool] | None:
-    """Return name, value and whether the value is quoted, None for a comment. Raises _LineError."""
-    if not line or line.lstrip().startswith("#"):
-        # Editors hide them, and end the line at some: an assignment could hide in a comment.
-        if hidden := CONTROL_CHARACTER.search(line.replace("\t", " ")):
-            what = f"line break or control character {hidden[0]!r} in a comment"
-            raise _LineError(what, "config.invalid-character")
-        return _parse_comment(line)
-    match = _ASSIGNMENT.fullmatch(line)
-    if not match:
-        raise _malformed(line)
-    name, value = match.groups()
-    if value[:1].isspace():
-        what = f"spaces around '='; write {PREFIX}{name}={value.strip()}"
-        raise _LineError(what, "config.spaces")
-    quoted = value.startswith('"')
-    try:
-        return name, _parse_string(value) if quoted else _parse_bare(value), quoted
-    except _LineError as error:
-        raise _LineError(f"{PREFIX}{name}: {error}", error.code) from None
-
-
-def _parse_comment(line: str) -> tuple[str, str, bool] | None:
-    match = _NOT_SET.fullmatch(line)
-    if match:
-        return match.group(1), "n", False
-    almost = _ALMOST_NOT_SET.match(line)
-    if almost:
-        what = f"malformed line (expected exactly '# {almost.group(1)} is not set')"
-        raise _LineError(what, "config.malformed")
-    return None
-
-
-def _malformed(line: str) -> _LineError:
-    name, equals, value = (part.strip() for part in line.partition("="))
-    if equals and _NAME.fullmatch(name):
-        if not name.startswith(PREFIX):
-            what = f"prefix {PREFIX} is missing; write {PREFIX}{name}={value}"
-            return _LineError(what, "config.missing-prefix")
-        if line[0].isspace():
-            return _LineError(f"space before {name}", "config.spaces")
-        return _LineError(f"spaces around '='; write {name}={value}", "config.spaces")
-    what = f"malformed line {line!r} (expected {PREFIX}NAME=value or a comment)"
-    return _LineError(what, "config.malformed")
-
-
-def _parse_string(value: str) -> str:
-    match = _STRING.fullmatch(value)
-    if not match:
-        if _STRING_WITH_ANY_ESCAPE.match(value):
-            raise _LineError(r"invalid escape; write \\ or \"", "config.invalid-escape")
-        raise _LineError("unterminated quotes", "config.unterminated-quotes")
-    text, rest = match.groups()
-    if rest.lstrip().startswith("#"):
-        raise _LineError(_TRAILING_COMMENT, "config.trailing-comment")
-    if rest:
-        what = r"text after the closing quote; write \" for a quote inside a string"
-        raise _LineError(what, "config.trailing-text")
-    return re.sub(r"\\(.)", r"\1", text)
-
-
-def _parse_bare(value: str) -> str:
-    if not value:
-        raise _LineError("value is missing after '='", "config.missing-value")
-    if "#" in value:
-        raise _LineError(_TRAILING_COMMENT, "config.trailing-comment")
-    if '"' in value or any(character.isspace() for character in value):
-        raise _LineError(f"malformed value {value}; quote a string", "config.missing-quotes")
-    return value
 
 
 # Origins of the values of a ``.config``, stored beside it in ``.config.origins`` (JSON).

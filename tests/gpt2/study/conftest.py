@@ -110,11 +110,9 @@ def planned(configure) -> Callable[..., Plan]:
         steps: str = "",
         seeds: str = "",
         sweep: str = "",
-        samples: int = 0,
         **settings: SymbolValue | None,
     ) -> Plan:
         build = configure(**settings)
-        options = {"steps": steps, "seeds": seeds, "sweep": sweep, "samples": samples}
-        return make_plan(config_layers(build), build, **options)
+        return make_plan(config_layers(build), build, steps=steps, seeds=seeds, sweep=sweep)
 
     return plan

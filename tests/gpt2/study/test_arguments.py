@@ -50,10 +50,6 @@ def test_an_invalid_number_of_gpus_is_located_at_its_variable(seeds) -> None:
     assert (problem.code, problem.where) == ("config.out-of-range", "GPUS")
 
 
-def test_samples_require_a_sweep(seeds) -> None:
-    assert error_of(seeds, SAMPLES="3").codes == ["usage.missing-argument"]
-
-
 @pytest.mark.parametrize("words", [["--stpes", "3"], ["--steps"], ["more"], ["--ste", "3"]])
 def test_an_invalid_option_is_an_error_of_the_product(words: list[str]) -> None:
     error = error_of(options, "plan", *words)

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from gpt2.study.designs import (
-    FactorLevel,
-    SweepCell,
+    Cell,
+    Level,
     design_cells,
     grid,
     parse_axes,
@@ -26,10 +26,10 @@ FIVE = "RATE=0.5 GATE WIDE CROSS N_LAYER=4"
 def combined(tree: KconfigTree, axes: str, base: list[ConfigLayer]):
     """Return the matrix of ``axes``, with the resolved values as configurations."""
     cells = grid(parse_axes(tree, axes, "AXES"))
-    return resolve_grid(tree, base, cells, lambda each: resolve(tree, base, each), "AXES")
+    return resolve_grid(tree, cells, lambda each: resolve(tree, base, each))
 
 
-def resolve(tree: KconfigTree, base: list[ConfigLayer], each: SweepCell):
+def resolve(tree: KconfigTree, base: list[ConfigLayer], each: Cell):
     return tree.resolve([*base, ConfigLayer.of("axis", each.slug, each.delta)]).values
 
 
@@ -40,24 +40,25 @@ def designed(tree: KconfigTree, design: str, text: str):
 
 
 def test_a_matrix_is_the_cross_product_without_what_kconfig_forbids(small_tree):
-    matrix = combined(small_tree, "OPTIMIZER=adamw,spam PRUNING=none,movement", [])
-    slugs = [variant.slug for variant, _ in matrix.block]
+    block, left_out = combined(small_tree, "OPTIMIZER=adamw,spam PRUNING=none,movement", [])
+    slugs = [variant.slug for variant, _ in block]
     assert slugs == ["adamw-none", "adamw-movement", "spam-none"]
-    assert matrix.block[1][0].delta == {"OPTIMIZER_ADAMW": True, "PRUNING_MOVEMENT": True}
-    assert matrix.block[1][0].levels == {"OPTIMIZER": "adamw", "PRUNING": "movement"}
-    (left_out,) = matrix.left_out
-    assert left_out.what.startswith("spam-movement: ") and "OPTIMIZER_ADAMW=y" in left_out.what
-    assert left_out.code == "config.unmet-dependency"
+    assert block[1][0].delta == {"OPTIMIZER_ADAMW": True, "PRUNING_MOVEMENT": True}
+    assert block[1][0].levels == {"OPTIMIZER": "adamw", "PRUNING": "movement"}
+    (problem,) = left_out
+    assert problem.what.startswith("spam-movement: ") and "OPTIMIZER_ADAMW=y" in problem.what
+    assert problem.code == "config.unmet-dependency"
 
 
 def test_an_axis_that_does_not_apply_gives_one_run(small_tree):
-    matrix = combined(small_tree, "PRUNING=none,movement SPARSITY=0.3,0.6,0.9 N_LAYER=1,2", [])
-    slugs = [variant.slug for variant, _ in matrix.block]
+    axes = "PRUNING=none,movement SPARSITY=0.3,0.6,0.9 N_LAYER=1,2"
+    block, left_out = combined(small_tree, axes, [])
+    slugs = [variant.slug for variant, _ in block]
     assert slugs[:2] == ["none-n-layer-1", "none-n-layer-2"]
     assert len(slugs) == 2 + 3 * 2
-    assert [p.what.partition(": ")[0] for p in matrix.left_out] == slugs[:2]
-    assert [p.code for p in matrix.left_out] == ["design.not-applicable"] * 2
-    assert all("SPARSITY" in p.what for p in matrix.left_out)
+    assert [p.what.partition(": ")[0] for p in left_out] == slugs[:2]
+    assert [p.code for p in left_out] == ["design.not-applicable"] * 2
+    assert all("SPARSITY" in p.what for p in left_out)
 
 
 OPTIMIZER_SPAM = ConfigLayer.of("config", ".config", {"OPTIMIZER_SPAM": True})
@@ -89,19 +90,19 @@ def test_a_value_valid_in_no_cell_is_an_error(small_tree, axes, base, code, part
 def test_a_value_out_of_range_is_named_as_such_also_where_it_does_not_always_apply(small_tree):
     cells = grid(parse_axes(small_tree, "PRUNING=none,movement SPARSITY=0.5,1.5", "AXES"))
 
-    def bounded(each: SweepCell):
+    def bounded(each: Cell):
         if each.delta.get("SPARSITY") == "1.5":
             what, code = "SPARSITY: 1.5 is out of range [0.01, 0.99]", "config.out-of-range"
             raise ConfigError(Problem(what, each.slug, code=code))
         return resolve(small_tree, [], each)
 
-    (problem,) = error_of(resolve_grid, small_tree, [], cells, bounded, "AXES").problems
+    (problem,) = error_of(resolve_grid, small_tree, cells, bounded).problems
     assert (problem.where, problem.code) == ("movement-sparsity-1.5", "config.out-of-range")
 
 
 def test_a_very_long_name_is_cut_and_stays_unique(small_tree):
-    long = combined(small_tree, f"RATE={'9' * 130},{'9' * 131}", [])
-    slugs = [variant.slug for variant, _ in long.block]
+    block, _ = combined(small_tree, f"RATE={'9' * 130},{'9' * 131}", [])
+    slugs = [variant.slug for variant, _ in block]
     assert len(set(slugs)) == 2 and all(len(slug) < 140 for slug in slugs)
 
 
@@ -130,15 +131,15 @@ DESIGNS = ("leave_one_out", "add_one_in", "cumulative", "factorial")
 
 @pytest.mark.parametrize("design", DESIGNS)
 def test_a_design_has_the_cells_of_its_definition_and_lists_what_is_forbidden(small_tree, design):
-    found = designed(small_tree, design, FIVE)
+    block, left_out = designed(small_tree, design, FIVE)
     cells = expected(design, ["RATE", "GATE", "WIDE", "CROSS", "N_LAYER"])
     legal = [on for on in cells if allowed(on)]
-    trained = [{f for f, level in v.levels.items() if level == "on"} for v, _ in found.block]
+    trained = [{f for f, level in v.levels.items() if level == "on"} for v, _ in block]
     assert sorted(map(sorted, trained)) == sorted(map(sorted, legal))
-    assert len(found.left_out) == len(cells) - len(legal)
-    assert all("CROSS=y: " in problem.what for problem in found.left_out)
-    assert all(problem.code == "config.unmet-dependency" for problem in found.left_out)
-    assert bool(found.left_out) == (design != "cumulative")
+    assert len(left_out) == len(cells) - len(legal)
+    assert all("CROSS=y: " in problem.what for problem in left_out)
+    assert all(problem.code == "config.unmet-dependency" for problem in left_out)
+    assert bool(left_out) == (design != "cumulative")
 
 
 def test_each_cell_is_compared_with_the_cell_it_changes(small_tree):
@@ -155,18 +156,18 @@ def test_each_cell_is_compared_with_the_cell_it_changes(small_tree):
 
 def test_two_combinations_of_one_name_are_refused(small_tree):
     names = ("GATE", "GATE_WIDE", "WIDE_CROSS", "CROSS")
-    features = [FactorLevel(name, "on", slug(name), {}) for name in names]
+    features = [Level(name, "on", slug(name), {}) for name in names]
     error = error_of(resolve_design, design_cells("factorial", features), lambda each: each)
     assert error.codes == ["run.duplicate-name"]
     assert "gate-wide-cross" in str(error)
 
 
 def test_what_is_left_out_is_skipped_as_a_parent(small_tree):
-    found = designed(small_tree, "cumulative", "WIDE CROSS GATE")
-    parents = {variant.slug: variant.parent for variant, _ in found.block}
+    block, left_out = designed(small_tree, "cumulative", "WIDE CROSS GATE")
+    parents = {variant.slug: variant.parent for variant, _ in block}
     assert parents == {"none": "", "plus-wide": "none", "plus-gate": "plus-wide"}
-    assert [variant.number for variant, _ in found.block] == [0, 1, 3]
-    assert [str(p).split(":")[0] for p in found.left_out] == ["plus-cross"]
+    assert [variant.number for variant, _ in block] == [0, 1, 3]
+    assert [str(p).split(":")[0] for p in left_out] == ["plus-cross"]
 
 
 def test_a_design_without_its_baseline_is_an_error(small_tree):
@@ -192,13 +193,3 @@ def test_a_design_without_its_baseline_is_an_error(small_tree):
 def test_an_invalid_feature_is_rejected(small_tree, features, code, part):
     (problem,) = error_of(parse_features, small_tree, [], features, "FEATURES").problems
     assert (problem.where, problem.code) == ("FEATURES", code) and part in problem.what
-
-
-def test_a_design_without_trainable_cells_is_an_error(small_tree):
-    def never(each: SweepCell):
-        raise ConfigError(Problem("broken rule", code="test.broken-rule"))
-
-    features = parse_features(small_tree, [], "GATE WIDE", "FEATURES")
-    assert error_of(resolve_design, design_cells("add_one_in", features), never).codes == [
-        "test.broken-rule"
-    ]

@@ -42,30 +42,27 @@ def test_reads_a_value_as_data(line: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "part"),
+    "line",
     [
-        ("CONFIG_A = y", "config.spaces", "CONFIG_A=y"),
-        ("CONFIG_A =y", "config.spaces", "CONFIG_A=y"),
-        ("CONFIG_A= y", "config.spaces", "CONFIG_A=y"),
-        (" CONFIG_A=y", "config.spaces", "CONFIG_A"),
-        ("A=y", "config.missing-prefix", "CONFIG_A=y"),
-        ("CONFIG_A", "config.malformed", "'CONFIG_A'"),
-        ("CONFIG_A=", "config.missing-value", "CONFIG_A: "),
-        ("CONFIG_A=y # why", "config.trailing-comment", "CONFIG_A: "),
-        ('CONFIG_A="x" # why', "config.trailing-comment", "CONFIG_A: "),
-        ('CONFIG_A="x', "config.unterminated-quotes", "CONFIG_A: "),
-        (r'CONFIG_A="x\"', "config.unterminated-quotes", "CONFIG_A: "),
-        (r'CONFIG_A="C:\new"', "config.invalid-escape", "CONFIG_A: "),
-        ('CONFIG_A="x"y"', "config.trailing-text", "CONFIG_A: "),
-        ("CONFIG_A=two words", "config.missing-quotes", "two words"),
-        ("#CONFIG_A is not set", "config.malformed", "'# CONFIG_A is not set'"),
-        ("# CONFIG_A is not set, as", "config.malformed", "'# CONFIG_A is not set'"),
+        *(
+            "CONFIG_A = y",
+            "CONFIG_A =y",
+            "CONFIG_A= y",
+            " CONFIG_A=y",
+            "A=y",
+            "CONFIG_A",
+            "CONFIG_A=",
+        ),
+        *("CONFIG_A=y # why", 'CONFIG_A="x" # why', 'CONFIG_A="x', r'CONFIG_A="x\"'),
+        *(r'CONFIG_A="C:\new"', 'CONFIG_A="x"y"', "CONFIG_A=two words", 'CONFIG_A=x"y"'),
+        *("#CONFIG_A is not set", "# CONFIG_A is not set, as"),
     ],
 )
-def test_rejects_what_only_looks_like_an_assignment(line: str, code: str, part: str) -> None:
+def test_rejects_what_only_looks_like_an_assignment(line: str) -> None:
     layer = parse_text(f"CONFIG_OK=1\n{line}\n", "defconfig", "f")
     (problem,) = layer.problems
-    assert (problem.where, problem.code) == ("f:2", code) and part in problem.what
+    assert (problem.where, problem.code) == ("f:2", "config.malformed")
+    assert repr(line) in problem.what
     assert [a.name for a in layer.assignments] == ["OK"]
 
 

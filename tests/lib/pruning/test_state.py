@@ -12,13 +12,13 @@ from tests.lib.pruning.cases import STEPS
 
 
 def matrix_of(tree, base, axes):
-    """Return the resolved test matrix."""
+    """Return the resolved test matrix, and what is left out."""
     cells = grid(parse_axes(tree, axes, "AXES"))
 
     def resolve(cell):
         return tree.resolve([*base, ConfigLayer.of("axis", cell.slug, cell.delta)]).values
 
-    return resolve_grid(tree, base, cells, resolve, "AXES")
+    return resolve_grid(tree, cells, resolve)
 
 
 @pytest.mark.parametrize("variant", PRUNING_VARIANTS)
@@ -49,21 +49,21 @@ def test_a_variant_is_left_out_where_it_would_be_another_again(trial, tree, vari
     assert f"{variant.upper()}=y: " in problem.what and "ADAMWPRUNE_STRETCH=y" in problem.what
     base = ConfigLayer.of("config", ".config", {"OPTIMIZER_ADAMWPRUNE": True})
     axes = f"ADAMWPRUNE_VARIANT=bitter3,{variant} ADAMWPRUNE_STRETCH=y,n"
-    (left_out,) = matrix_of(tree, [base], axes).left_out
+    _, (left_out,) = matrix_of(tree, [base], axes)
     assert f"{variant}-adamwprune-stretch-n: " in left_out.what
     assert left_out.code == "config.unmet-dependency"
 
 
 def test_optimizers_and_pruners_go_together_as_stated(tree):
     axes = "OPTIMIZER=sgd,adam,adamw,adamwadv,adamwspam,adamwprune "
-    matrix = matrix_of(tree, [], axes + "PRUNING=none,magnitude,movement,state")
-    assert len(matrix.block) == 16
-    reasons = [str(problem).split(": ")[0] for problem in matrix.left_out]
+    block, left_out = matrix_of(tree, [], axes + "PRUNING=none,magnitude,movement,state")
+    assert len(block) == 16
+    reasons = [str(problem).split(": ")[0] for problem in left_out]
     others = ["sgd", "adam", "adamw", "adamwadv", "adamwspam"]
     pruners = ["none", "magnitude", "movement"]
     expected = [f"{name}-state" for name in others] + [f"adamwprune-{name}" for name in pruners]
     assert reasons == expected
-    assert matrix.block[-1][0].slug == "adamwprune-state"
+    assert block[-1][0].slug == "adamwprune-state"
     # State pruning has its own scope and ramp.
     tree.resolve([ConfigLayer.of("test", "test", {"OPTIMIZER_ADAMWPRUNE": True})])
     choices = [tree.kconf.named_choices[f"PRUNING_{name}"] for name in ("RAMP", "SCOPE")]
