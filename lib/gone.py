@@ -4,7 +4,6 @@ Standard library only, because make answers before any package is installed.
 """
 
 import re
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 
@@ -15,20 +14,13 @@ ANY_VALUE = "any"
 _TABLE = ROOT / "docs" / "former-system.md"
 
 
-@dataclass(frozen=True)
-class RemovedName:
-    """One name of the table: its kind, the value of a symbol without effect, and what to type."""
-
-    kind: str
-    name: str
-    # Text of the value with which a recorded configuration equals one without the symbol; "" if none.
-    off: str
-    use: str
-
-
 @cache
-def removed_names() -> dict[tuple[str, str], RemovedName]:
-    """Return the rows of the table by kind and name; a cell may list several names and patterns."""
+def removed_names() -> dict[tuple[str, str], tuple[str, str]]:
+    """Return what to type for each kind and name, after the value of a symbol without effect.
+
+    That is the text with which a recorded configuration equals one without the symbol; "" if none. A
+    cell of the table may list several names and patterns.
+    """
     _, _, section = _TABLE.read_text(encoding="utf-8").partition("\n## Removed\n")
     table = section.partition("\n## ")[0]
     rows = [row for row in table.splitlines() if row.startswith("|")][2:]
@@ -36,7 +28,7 @@ def removed_names() -> dict[tuple[str, str], RemovedName]:
     for row in rows:
         kind, names, off, use = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1])
         for name in names.replace("`", "").split(", "):
-            removed[kind, name] = RemovedName(kind, name, off.strip("`"), use)
+            removed[kind, name] = off.strip("`"), use
     return removed
 
 
@@ -45,8 +37,8 @@ def removed_symbols() -> dict[str, str | None]:
 
     The value is the text of a configuration file, ``ANY_VALUE`` for every value, or None for none.
     """
-    rows = removed_names().values()
-    return {row.name: row.off or None for row in rows if row.kind == "symbol"}
+    rows = removed_names().items()
+    return {name: off or None for (kind, name), (off, _) in rows if kind == "symbol"}
 
 
 def is_without_effect(symbol: str, value: str) -> bool:
@@ -61,8 +53,8 @@ def gone(kind: str, name: str) -> str:
     The option of a variable has the variable's row, and a variable that was a symbol the symbol's.
     """
     rows = removed_names()
-    patterns = [row for row in rows.values() if row.kind == kind and "*" in row.name]
-    matching = (row for row in patterns if fnmatchcase(name, row.name))
+    patterns = (key for key in rows if key[0] == kind and "*" in key[1])
+    matching = (rows[key] for key in patterns if fnmatchcase(name, key[1]))
     row = rows.get((kind, name)) or next(matching, None)
     if row is None and kind == "option":
         return gone("variable", name.strip("-").replace("-", "_").upper())
@@ -71,5 +63,5 @@ def gone(kind: str, name: str) -> str:
         row = rows.get(("symbol", name))
     if row is None:
         return ""
-    use = ": use " + row.use.replace("`", "").replace("\\|", "|") if row.use else ""
-    return f"is gone{use} (docs/former-system.md)"
+    use = row[1].replace("`", "").replace("\\|", "|")
+    return "is gone" + f": use {use}" * bool(use) + " (docs/former-system.md)"

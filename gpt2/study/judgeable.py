@@ -23,19 +23,17 @@ _SOURCE = (
 )
 # Symbols that determine held-out documents with a path of their own: CUSTOM_PATH is training text.
 _OWN_HELD_OUT = ("CUSTOM_VAL_PATH", "CUSTOM_FORMAT", "CUSTOM_TEXT_FIELD")
-_DOCUMENTS = "other documents are held out"
 _REASONS = {
     "EVAL_TOKENS": "another part of the held-out text is evaluated",
     "EVAL_DOCUMENTS": "another part of the held-out text is evaluated",
     "BLOCK_SIZE": "the held-out text is cut into other windows",
     "TOKENIZER": "the predicted tokens are others",
 }
-_ADVICE = {
+_REMEDIES = {
     "CUSTOM_PATH": "hold out the documents of CUSTOM_VAL_PATH in all steps",
     "BLOCK_SIZE": "set EVAL_DOCUMENTS for all steps, in .config",
     "TOKENIZER": 'judge in bits per byte, with unit = "bits-per-byte" and EVAL_DOCUMENTS in .config',
 }
-_CLAIMS_NOTHING = "a study of speed has judge = false in its file"
 
 
 def unit_of(study: Study | None, config: Config) -> str:
@@ -70,15 +68,12 @@ def grouped_by_text(
 ) -> list[tuple[RunVariant, Config]]:
     """Return the cells of a grid with the text that each predicts, if they predict several."""
     texts = [predicted_text(config, unit_of(None, config)) for _, config in block]
-    symbols = [s for s in {s: None for text in texts for s in text} if _values(texts, s) > 1]
+    named = dict.fromkeys(symbol for text in texts for symbol in text)
+    symbols = [s for s in named if len({text.get(s) for text in texts}) > 1]
     return [
         (replace(variant, text=" ".join(f"{s}={_shown(text, s)}" for s in symbols)), config)
         for (variant, config), text in zip(block, texts, strict=True)
     ]
-
-
-def _values(texts: Sequence[Mapping[str, SymbolValue]], symbol: str) -> int:
-    return len({text.get(symbol) for text in texts})
 
 
 def unjudgeable(
@@ -91,30 +86,23 @@ def unjudgeable(
     """
     if study is not None and not study.judge:
         return
-    texts = {name: predicted_text(c, unit_of(study, c)) for name, _, c in steps}
+    texts = {name: predicted_text(config, unit_of(study, config)) for name, _, config in steps}
     baseline = next((name for name, parent, _ in steps if not parent), "")
-    for name, parent, _ in steps:
-        symbol = _differing(texts[baseline], texts[name]) if baseline and parent else ""
+    for name, text in texts.items() if baseline else ():
+        expected = texts[baseline]
+        symbol = next((s for s in {**expected, **text} if expected.get(s) != text.get(s)), "")
         if not symbol:
             continue
-        expected, other = (_shown(texts[step], symbol) for step in (baseline, name))
         what = (
-            f"{symbol}: {_REASONS.get(symbol, _DOCUMENTS)}, so no comparison can judge the step "
-            f"(expected {expected} as in {baseline}, got {other})"
+            f"{symbol}: {_REASONS.get(symbol, 'other documents are held out')}, so no comparison can "
+            f"judge the step (expected {_shown(expected, symbol)} as in {baseline}, "
+            f"got {_shown(text, symbol)})"
         )
         where = study.where(study.step(name), symbol) if study else f"ABLATION_FEATURES {name}"
-        yield name, Problem(what, where, _advice(symbol), code="study.not-judgeable")
-
-
-def _differing(text: Mapping[str, SymbolValue], other: Mapping[str, SymbolValue]) -> str:
-    """Return the first symbol with different values; "" if there is none."""
-    return next((s for s in {**text, **other} if text.get(s) != other.get(s)), "")
+        remedy = _REMEDIES.get(symbol, f"set {symbol} for all steps, in .config")
+        advice = f"{remedy}; a study of speed has judge = false in its file"
+        yield name, Problem(what, where, advice, code="study.not-judgeable")
 
 
 def _shown(text: Mapping[str, SymbolValue], symbol: str) -> str:
     return str(text.get(symbol, "")) or "nothing"
-
-
-def _advice(symbol: str) -> str:
-    remedy = _ADVICE.get(symbol, f"set {symbol} for all steps, in .config")
-    return f"{remedy}; {_CLAIMS_NOTHING}"

@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict
 
 from lib.config.field import SymbolValue
 from lib.errors import CONTROL_CHARACTER, ConfigError, Problem
@@ -200,14 +199,6 @@ def parse_command_line_settings(text_or_words: str | Sequence[str]) -> ConfigLay
 SCHEMA_VERSION = 1
 
 
-class OriginEntry(TypedDict):
-    """Value as text, label of its layer ("default" for none), and location of the assignment."""
-
-    value: str
-    label: str
-    where: str
-
-
 def origins_path(config: Path) -> Path:
     """Return the path of the origins of the configuration file ``config``."""
     return config.with_name(config.name + ".origins")
@@ -215,28 +206,27 @@ def origins_path(config: Path) -> Path:
 
 def write_origins(config: Path, resolution: ResolvedConfig, defaults: Mapping[str, str]) -> None:
     """Write the origin of every value; ``defaults`` maps names to locations of definitions."""
-    records: dict[str, OriginEntry] = {}
+    records: dict[str, dict[str, str]] = {}
     for name, value in resolution.values.items():
         origin = resolution.origins[name]
         label, where = (origin.label, origin.where) if origin else ("default", defaults[name])
-        records[name] = OriginEntry(value=to_kconfig_text(value), label=label, where=where)
+        records[name] = {"value": to_kconfig_text(value), "label": label, "where": where}
     write_json(origins_path(config), {"schema_version": SCHEMA_VERSION, "origins": records})
 
 
-def read_origins(config: Path) -> dict[str, OriginEntry] | None:
+def read_origins(config: Path) -> dict[str, dict[str, str]] | None:
     """Return the recorded origins by name, None if there is no record.
 
-    Raises ConfigError if the record is damaged.
+    They are the ``value`` as text, the ``label`` of its layer ("default" for none), and the location
+    of the assignment as ``where``. Raises ConfigError if the record is damaged.
     """
     path = origins_path(config)
     if not path.exists():
         return None
     try:
         document = read_json_object(path)
-        return {
-            name: OriginEntry(value=r["value"], label=r["label"], where=r["where"])
-            for name, r in document["origins"].items()
-        }
+        keys = ("value", "label", "where")
+        return {name: {k: record[k] for k in keys} for name, record in document["origins"].items()}
     except (RecordError, KeyError, TypeError, AttributeError):
         problem = Problem("damaged", str(path), f"rm {path}", code="config.damaged")
         raise ConfigError(problem) from None
