@@ -1,10 +1,9 @@
 """Tiny training runs with dropout, pruning, SPAM and all intervals active."""
 
 import json
+import multiprocessing
 import os
 import shutil
-import signal
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,6 +26,7 @@ from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.env.ranks import rank_environment
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
+from tests.json_rows import read_rows
 
 ITERATIONS = 12
 # Number of processes → four sequences in all, one in each forward pass.
@@ -64,18 +64,32 @@ BASE: dict[str, SymbolValue] = {
     "SAMPLE_TOKENS": 8,
     "TELEMETRY_INTERVAL": 0,
 }
-# Native sparse attention that skips some tokens.
-SPARSE: dict[str, SymbolValue] = {
+# Training steps only.
+BARE_ITERATIONS = 6
+BARE: dict[str, SymbolValue | None] = {
+    "DROPOUT": "0.0",
+    "EVAL_INTERVAL": 0,
+    "CHECKPOINT_INTERVAL": 0,
+    "SAMPLE_TOKENS": 0,
+    "MAX_ITERS": BARE_ITERATIONS,
+}
+NSA: dict[str, SymbolValue] = {
     "ATTENTION_PROJECTION_GROUPED": True,
     "N_KV_HEAD": 1,
     "ATTENTION_PATTERN_NSA": True,
     "NSA_COMPRESS_BLOCK": 4,
     "NSA_COMPRESS_STRIDE": 2,
+    "NSA_SELECT_BLOCK": 4,
+    "NSA_SELECT_COUNT": 3,
+    "NSA_WINDOW": 4,
+    "DROPOUT": "0.0",
+}
+# Native sparse attention that skips some tokens.
+SPARSE = NSA | {
     "NSA_SELECT_BLOCK": 6,
     "NSA_SELECT_COUNT": 4,
     "NSA_WINDOW": 5,
     "BLOCK_SIZE": 48,
-    "DROPOUT": "0.0",
 }
 
 
@@ -89,18 +103,13 @@ class Trained:
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
         """Return the records of ``kind`` in metrics.jsonl."""
-        lines = self.files.metrics.read_text().splitlines()
-        return [row for row in map(json.loads, lines) if row["kind"] == kind]
+        return [row for row in read_rows(self.files.metrics) if row["kind"] == kind]
 
     def summary(self) -> dict[str, Any]:
-        """Return summary.json."""
-        found: dict[str, Any] = json.loads(self.files.summary.read_text())
-        return found
+        return _read(self.files.summary)
 
     def manifest(self) -> dict[str, Any]:
-        """Return manifest.json."""
-        found: dict[str, Any] = json.loads(self.files.manifest.read_text())
-        return found
+        return _read(self.files.manifest)
 
     def lines(self) -> str:
         """Return the displayed lines."""
@@ -114,9 +123,13 @@ class Trained:
         return {path.name: path.read_bytes() for path in whole} | {"summary": summary}
 
 
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
 @pytest.fixture(scope="session")
 def tree() -> KconfigTree:
-    """The Kconfig tree."""
     return KconfigTree()
 
 
@@ -191,7 +204,6 @@ class Trainer:
 
 @pytest.fixture
 def train(build_dir: Path, tmp_path: Path) -> Trainer:
-    """Return a trainer below the test's folder."""
     return Trainer(build_dir, tmp_path)
 
 
@@ -206,7 +218,6 @@ def trained(
 
 @pytest.fixture(scope="session")
 def uninterrupted(trained: Trained) -> dict[str, Any]:
-    """Results of an uninterrupted run of the base configuration."""
     return trained.core()
 
 
@@ -269,35 +280,31 @@ class Ranks:
         """
         self.meetings += 1
         meeting = self.folder / f"meeting-{self.meetings}"
-        children = [self._fork(rank, size, meeting, body) for rank in range(size)]
-        deadline = time.monotonic() + 60
-        codes = [self._wait(child, deadline) for child in children]
         told = [self.folder / f"{meeting.name}-rank-{rank}.json" for rank in range(size)]
-        return [code or json.loads(path.read_text()) for code, path in zip(codes, told)]
 
-    def _fork(self, rank: int, size: int, meeting: Path, body: Callable[[int], Any]) -> int:
-        if child := os.fork():
-            return child
-        os.environ.update(rank_environment(rank, size, meeting))
-        try:
-            told = body(rank)
-        # Any error is reported to the parent process.
-        except BaseException as error:
-            told = f"{type(error).__name__}: {error}"
-        (self.folder / f"{meeting.name}-rank-{rank}.json").write_text(json.dumps(told))
-        os._exit(0)
+        def run(rank: int) -> None:
+            os.environ.update(rank_environment(rank, size, meeting))
+            try:
+                found = body(rank)
+            # Any error is reported to the parent process.
+            except BaseException as error:
+                found = f"{type(error).__name__}: {error}"
+            told[rank].write_text(json.dumps(found))
+            os._exit(0)
 
-    def _wait(self, child: int, deadline: float) -> int:
-        while (found := os.waitpid(child, os.WNOHANG)) == (0, 0):
-            if time.monotonic() > deadline:
-                os.kill(child, signal.SIGKILL)
-            time.sleep(0.005)
-        return -os.WTERMSIG(found[1])
+        fork = multiprocessing.get_context("fork")
+        processes = [fork.Process(target=run, args=(rank,)) for rank in range(size)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(60)
+            process.kill()
+            process.join()
+        return [p.exitcode or json.loads(path.read_text()) for p, path in zip(processes, told)]
 
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Ranks:
-    """Run a function in several connected processes."""
     return Ranks(tmp_path)
 
 
@@ -310,11 +317,23 @@ def together(train: Trainer, ranks: Ranks) -> Callable[..., tuple[Trained, list[
             status = train(config, name, **arguments).status
             return [status.state, status.iteration, status.message]
 
+        if config.train.gpus == 1:
+            trained = train(config, name, **arguments)
+            return trained, [[trained.status.state, trained.status.iteration, ""]]
         (train.folder / name).mkdir(exist_ok=True)
         ended = ranks(config.train.gpus, body)
         return train.found(name), ended
 
     return start
+
+
+def moved(begun: Trained, name: str) -> str:
+    """Copy what another run needs to continue from the checkpoints of a run; return its name."""
+    elsewhere = RunDir(begun.files.path.with_name(name))
+    shutil.copytree(begun.files.checkpoints, elsewhere.checkpoints)
+    for file in (begun.files.metrics, begun.files.timing):
+        shutil.copy(file, elsewhere.path)
+    return name
 
 
 def losses(trained: Trained, iterations: int) -> torch.Tensor:

@@ -4,99 +4,87 @@ import itertools
 import json
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
-from gpt2.training.budget import TrainingBudget, TrainingClock
+import pytest
+
+from gpt2.evaluate import Evaluator
+from gpt2.training.budget import TrainingBudget
 from gpt2.training.loop import optimizer_step
-from lib.runs.run_dir import State
+from lib.runs import checkpoint
+
+TOKENS = {"BUDGET_TOKENS": True, "MAX_ITERS": None}
+TIME = {"BUDGET_TIME": True, "MAX_ITERS": None}
+PRUNE = {
+    "OPTIMIZER_ADAMWSPAM": None,
+    "PRUNING_MAGNITUDE": None,
+    "OPTIMIZER_ADAMWPRUNE": True,
+}
+BITTER2 = {**PRUNE, "ADAMWPRUNE_VARIANT_BITTER2": True}
+BITTER3 = {**PRUNE, "ADAMWPRUNE_VARIANT_BITTER3": True}
 
 
-class Clock:
-    """Manually advanced clock."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_tokens_are_rounded_up_to_whole_iterations(configure):
-    changes = {"BUDGET_TOKENS": True, "MAX_ITERS": None}
-    assert TrainingBudget(configure(MAX_TOKENS=640, **changes)).iterations == 10
-    assert TrainingBudget(configure(MAX_TOKENS=641, **changes)).iterations == 11
-    assert TrainingBudget(configure(MAX_TOKENS=1, **changes)).iterations == 1
+@pytest.mark.parametrize(
+    ("changes", "iterations", "seconds", "stretch"),
+    [
+        # An iteration has 64 tokens.
+        ({**TOKENS, "MAX_TOKENS": 640}, 10, 0, 1.0),
+        ({**TOKENS, "MAX_TOKENS": 641}, 11, 0, 1.0),
+        ({**TOKENS, "MAX_TOKENS": 1}, 1, 0, 1.0),
+        ({**TOKENS, **BITTER2, "MAX_TOKENS": 6400}, 121, 0, 1.21),
+        ({**TIME, **BITTER2, "GPT2_MAX_TIME": 100}, 0, 121, 1.21),
+        # 12 x 1.3 is 15.6.
+        (BITTER3, 16, 0, 1.3),
+        ({**BITTER3, "ADAMWPRUNE_STRETCH": False}, 12, 0, 1.0),
+    ],
+)
+def test_budgets(configure, changes, iterations, seconds, stretch):
+    budget = TrainingBudget(configure(**changes))
+    assert (budget.iterations, budget.stretch) == (iterations, stretch)
+    assert budget.seconds == pytest.approx(seconds)
+    # The progress of iterations ignores the clock.
+    done, spent = iterations // 4, seconds / 4 or 1e9
+    assert budget.progress(done, spent) == pytest.approx(done / iterations if iterations else 0.25)
 
 
 def test_a_budget_of_flops_gives_costly_models_fewer_iterations(configure):
-    changes = {"BUDGET_FLOPS": True, "MAX_ITERS": None}
-    base = configure(**changes)
-    # 64 tokens per iteration.
-    flops = 64 * base.model.flops_per_token()
-    amount = {**changes, "MAX_FLOPS": str(10.5 * flops)}
+    flops = 64 * configure().model.flops_per_token()
+    amount = {"BUDGET_FLOPS": True, "MAX_ITERS": None, "MAX_FLOPS": str(10.5 * flops)}
     wide = configure(**amount, MLP_HIDDEN=1024)
     assert TrainingBudget(configure(**amount)).iterations == 11
-    assert TrainingBudget(wide).iterations == -(
-        -10.5 * flops // (64 * wide.model.flops_per_token())
-    )
-    assert TrainingBudget(wide).iterations < 11
-
-
-def test_the_budget_of_flops_is_part_of_the_identity_if_it_applies(configure):
+    iterations = -(-10.5 * flops // (64 * wide.model.flops_per_token()))
+    assert TrainingBudget(wide).iterations == iterations < 11
+    assert wide.identity()["train"]["max_flops"] == 10.5 * flops
     assert "max_flops" not in configure().identity()["train"]
-    changes = {"BUDGET_FLOPS": True, "MAX_ITERS": None}
-    assert configure(**changes, MAX_FLOPS="1e9").identity()["train"]["max_flops"] == 1e9
 
 
-def test_progress_of_iterations_ignores_the_clock(configure):
-    found = TrainingBudget(configure())
-    assert [found.progress(i, 1e9) for i in (0, 3, 12)] == [0.0, 0.25, 1.0]
-    assert found.warmup_progress == 2 / 12
+def test_the_schedule_follows_the_stretched_budget(configure, train):
+    longer = train(configure(**BITTER3))
+    assert "16 it x 64 tokens (budget x 1.3)" in longer.lines()
+    assert longer.summary()["final"]["budget_stretch"] == 1.3
+    rates = [row["lr"] for row in longer.rows("train")]
+    assert len(rates) == 16 and rates[-1] < rates[11] < rates[2]
 
 
-def test_a_token_budget_trains_that_many_tokens(configure, train):
-    # The warm-up of five steps ends with the run, of which a note warns.
-    changes = {"BUDGET_TOKENS": True, "MAX_ITERS": None, "WARMUP_STEPS": 5}
-    done = train(configure(**changes, MAX_TOKENS=300))
-    assert "WARN WARMUP_STEPS=5: the run ends in its warm-up" in done.lines()
-    assert done.summary()["final"]["iterations"] == 5
-    assert done.summary()["final"]["tokens"] == 320
-
-
-def test_the_stopwatch_counts_only_inside():
-    clock = Clock()
-    watch = TrainingClock(clock)
-    with watch:
-        clock.now += 3
-        assert watch.seconds == 3
-    clock.now += 50
-    assert watch.seconds == 3
-    watch.resume_at(10)
-    with watch:
-        clock.now += 1
-    assert watch.seconds == 11
-
-
-def test_a_time_budget_counts_training_only_and_survives_a_resume(configure, train, monkeypatch):
+def test_a_time_budget_counts_training_only_and_survives_a_resume(configure, train):
     """A step takes 7 s of 60; evaluation and saving take an hour each and do not count."""
-    clock = Clock()
+    now = [100.0]
 
     def slow(function: Callable, seconds: float) -> Callable:
         def timed(*arguments: Any, **named: Any) -> Any:
-            clock.now += seconds
+            now[0] += seconds
             return function(*arguments, **named)
 
         return timed
 
-    from gpt2.evaluate import Evaluator
-    from lib.runs import checkpoint
-
-    monkeypatch.setattr("gpt2.training.loop.optimizer_step", slow(optimizer_step, 7.0))
-    monkeypatch.setattr(Evaluator, "__call__", slow(Evaluator.__call__, 3600.0))
-    monkeypatch.setattr(checkpoint, "save_checkpoint", slow(checkpoint.save_checkpoint, 3600.0))
-    config = configure(BUDGET_TIME=True, MAX_ITERS=None, GPT2_MAX_TIME=60, WARMUP_STEPS=3)
-    stopped = train(config, stop_at=4, clock=clock)
-    assert stopped.status.state is State.INTERRUPTED
-    done = train(config, clock=clock)
+    config = configure(**TIME, GPT2_MAX_TIME=60, WARMUP_STEPS=3)
+    with (
+        mock.patch("gpt2.training.loop.optimizer_step", slow(optimizer_step, 7.0)),
+        mock.patch.object(Evaluator, "__call__", slow(Evaluator.__call__, 3600.0)),
+        mock.patch.object(checkpoint, "save_checkpoint", slow(checkpoint.save_checkpoint, 3600.0)),
+    ):
+        train(config, stop_at=4, clock=lambda: now[0])
+        done = train(config, clock=lambda: now[0])
     rows = done.rows("train")
     # Nine steps take 63 s: a step that starts within the budget is finished.
     assert [row["progress"] for row in rows] == [min(1.0, 7 * i / 60) for i in range(1, 10)]

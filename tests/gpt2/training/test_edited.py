@@ -1,6 +1,5 @@
 """Code that is edited while a run is in progress."""
 
-import json
 from typing import Any
 
 from gpt2.training import loop
@@ -21,6 +20,6 @@ def test_an_edit_during_the_run_is_flagged_and_the_first_digests_stay(
         saved(session)
 
     monkeypatch.setattr("gpt2.training.loop.save_checkpoint", edit_and_save)
-    manifest = json.loads(train(configure()).files.manifest.read_text())
+    manifest = train(configure(MAX_ITERS=2)).manifest()
     assert manifest["code"]["changed_during_run"] == [str(code)]
     assert manifest["origin"]["sources"] == before

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import safetensors.torch
@@ -21,18 +22,25 @@ import torch
 
 from gpt2.config import Config
 from gpt2.model import GPT
+from gpt2.training.loop import optimizer_step
+from gpt2.training.metrics import peak_flops
 from gpt2.training.state import TrainingSession
 from lib.project import ROOT
+from lib.tracking.reader import ReadCursor, RecordReader
 from tests.gpt2.training.conftest import ITERATIONS, Trained, Trainer
+from tests.json_rows import read_rows
 
 END_OF_TEXT = 256
 # Of a step, and sequences of a batch.
 TOKENS = 4 * 16
 BATCH = 2
+HEARTBEAT = {
+    *("ts", "iso", "pid", "rank", "step", "msg", "loss", "lr", "toks_per_s", "mfu", "dt_fetch_s"),
+    *("mem_alloc_mib", "mem_reserved_mib", "grad_norm", "eta_s", "fallbacks"),
+}
 ELSEWHERE = {
     "summary final data_order_digest": "tests/gpt2/training/test_order.py",
     "metrics statistics values attention/entropy": "tests/gpt2/test_mechanism_statistics.py",
-    "timing mfu": "tests/gpt2/training/test_utilisation.py",
     "timing spam_clipped_fraction": "tests/lib/optim/test_spam.py",
     "timing spam_resets": "tests/gpt2/training/test_optimizers.py",
     "timing spam_spikes": "tests/lib/optim/test_spam.py",
@@ -48,13 +56,31 @@ class Prediction:
 
 
 @pytest.fixture(scope="module")
+def measured() -> list[float]:
+    """The loss of each step of ``done``."""
+    return []
+
+
+@pytest.fixture(scope="module")
 def done(
-    configure: Callable[..., Config], build_dir: Path, tmp_path_factory: pytest.TempPathFactory
+    configure: Callable[..., Config],
+    build_dir: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    measured: list[float],
 ) -> Trained:
     """A run that evaluates every token of the held-out documents."""
     torch.set_num_threads(1)
-    config = configure(EVAL_TOKENS=100_000, STATISTICS_INTERVAL=6, DROPOUT="0.0")
-    return Trainer(build_dir, tmp_path_factory.mktemp("numbers"))(config)
+
+    def noted(session: TrainingSession, *rest: Any) -> Any:
+        found = optimizer_step(session, *rest)
+        measured.append(found.loss.item())
+        return found
+
+    config = configure(
+        EVAL_TOKENS=100_000, STATISTICS_INTERVAL=5, DROPOUT="0.0", PEAK_TFLOPS="0.25"
+    )
+    with mock.patch("gpt2.training.loop.optimizer_step", noted):
+        return Trainer(build_dir, tmp_path_factory.mktemp("numbers"))(config)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +127,6 @@ def test_documents(
         text = (build_dir / "texts" / row["item_id"]).read_bytes()
         tokens = b"".join(each.token.to_bytes(2, "little") for each in predicted)
         expected = {
-            "item_id": row["item_id"],
             "source": "custom",
             "doc_sha256": hashlib.sha256(text).hexdigest(),
             "tokens_sha256": hashlib.sha256(tokens).hexdigest(),
@@ -119,7 +144,9 @@ def test_documents(
         }
         assert {name: row[name] for name in expected} == expected
         assert {name: float(row[name]) for name in numbers} == pytest.approx(numbers, rel=1e-5)
-        assert row.keys() == expected.keys() | numbers.keys() | {"batch_index", "row_in_batch"}
+        assert row.keys() == expected.keys() | numbers.keys() | {
+            *("item_id", "batch_index", "row_in_batch")
+        }
 
 
 def test_places_in_batches(documents: list[dict[str, str]]) -> None:
@@ -196,9 +223,12 @@ def test_summary(
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_speed(done: Trained) -> None:
+def test_speed(done: Trained, configure: Callable[..., Config]) -> None:
     """The seconds of timing.jsonl are measured; what is computed from them agrees with them."""
-    rows = read(done.files.timing)
+    rows = read_rows(done.files.timing)
+    # Of a token forward and backward: two dense blocks, half of the pairs, and the embedding.
+    block = 2 * 12 * 16 * 16 + 4 * 16 * (16 + 1) / 2
+    flops = 3 * (2 * block + 2 * 16 * configure().model.shape.padded_vocab_size)
     for before, row in pairwise([{"iteration": 0, "train_seconds": 0.0}, *rows]):
         steps = row["iteration"] - before["iteration"]
         speed = steps * TOKENS / (row["train_seconds"] - before["train_seconds"])
@@ -206,6 +236,7 @@ def test_speed(done: Trained) -> None:
         expected = {
             "iterations": ITERATIONS,
             "tokens_per_second": speed,
+            "mfu": flops * speed / 0.25e12,
             "eta_seconds": row["train_seconds"] / row["iteration"] * rest,
             "spam_learning_rate": done.rows("train")[row["iteration"] - 1]["lr"],
         }
@@ -214,6 +245,9 @@ def test_speed(done: Trained) -> None:
         assert {name: row[name] for name in expected} == pytest.approx(expected)
         assert row.keys() == expected.keys() | measured | elsewhere
     assert [row["iteration"] for row in rows] == [3, 6, 9, 12]
+    assert "% MFU)" in done.files.logs.read_text()
+    told = dict(RecordReader(done.files, ReadCursor()).new())
+    assert [told[row["iteration"]]["mfu"] for row in rows] == [row["mfu"] for row in rows]
     timing = dict(numbers(done.summary()["timing"]))
     after = ITERATIONS - 3
     step = (timing["train_seconds"] - rows[0]["train_seconds"]) / after
@@ -258,16 +292,52 @@ def test_rows_of_metrics(
     )
 
 
-def test_evaluations_in_metrics(done: Trained) -> None:
+def test_losses_are_exact(done: Trained, measured: list[float]) -> None:
+    assert [row["loss"] for row in done.rows("train")] == measured
+
+
+def test_evaluations_and_statistics_in_metrics(done: Trained) -> None:
     final = done.summary()["final"]
     shared = {name: final[name] for name in ("sparsity", "token_accuracy", "val_loss", "tokens")}
     assert done.rows("eval")[-1] == {"kind": "eval", "iteration": ITERATIONS, **shared}
+    others = [row for row in read_rows(done.files.metrics) if row["kind"] != "train"]
+    assert [(row["kind"], row["iteration"]) for row in others] == [
+        (kind, iteration) for iteration in (5, 10, 12) for kind in ("statistics", "eval")
+    ]
+    assert {row["tokens"] / row["iteration"] for row in others} == {TOKENS}
+
+
+def test_heartbeats(done: Trained) -> None:
+    beats = read_rows(done.files.heartbeat(0))
+    trained = [beat for beat in beats if beat["msg"] == "train"]
+    assert len(trained) == 4
+    for beat in trained:
+        assert beat.keys() == HEARTBEAT
+        assert None not in beat.values()
+        # MiB: a process with torch has a few hundred, which excludes GiB and bytes.
+        assert 50 < beat["mem_alloc_mib"] < 50_000
+    assert [beat["msg"] for beat in beats if beat["step"] == 12][-2:] == ["statistics", "eval"]
+
+
+def test_without_a_known_peak_there_is_no_mfu(trained: Trained) -> None:
+    assert {row["mfu"] for row in read_rows(trained.files.timing)} == {None}
+    (line,) = [text for text in trained.files.logs.read_text().splitlines() if "MFU" in text]
+    assert "fp32" in line and "PEAK_TFLOPS" in line
+
+
+def test_the_peak_is_of_all_devices_of_a_run(session: Callable[..., TrainingSession]) -> None:
+    opened = session()
+    opened.device = torch.device("cuda")
+    with (
+        mock.patch("gpt2.training.metrics.device_name", return_value="NVIDIA A100-SXM4-80GB"),
+        mock.patch.object(type(opened.group), "size", 4),
+    ):
+        assert peak_flops(opened) == 4 * 19.5e12
 
 
 def test_the_tests_of_other_numbers_exist(done: Trained) -> None:
     (statistics,) = {json.dumps(sorted(row["values"])) for row in done.rows("statistics")}
     assert statistics == json.dumps(["attention/entropy"])
-    assert {row["kind"] for row in read(done.files.metrics)} == {"train", "eval", "statistics"}
     for name, path in ELSEWHERE.items():
         assert name.split()[-1] in (ROOT / path).read_text(), (name, path)
 
@@ -281,7 +351,3 @@ def numbers(value: Any, path: str = "") -> list[tuple[str, Any]]:
     return (
         [(path, value)] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
     )
-
-
-def read(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]

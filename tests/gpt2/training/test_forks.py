@@ -1,5 +1,7 @@
 """Runs that continue from a checkpoint that a finished run kept."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -7,24 +9,24 @@ from gpt2.running.prolong import plan_prolonged
 from lib.errors import ConfigError, RunError
 from lib.runs.checkpoint import read_checkpoint
 from lib.runs.run_dir import RunDir, State
-from tests.gpt2.training.conftest import ITERATIONS
+from tests.gpt2.training.conftest import ITERATIONS, Trainer
 
 KEPT = {"CHECKPOINT_KEEP_FINISHED": True, "CHECKPOINT_KEEP": 5, "SAMPLE_TOKENS": 0}
 
 
-@pytest.fixture
-def parent(train, configure):
-    """Return a finished run with its checkpoints."""
-    return train(configure(**KEPT), "parent").files
+@pytest.fixture(scope="module")
+def parent(configure, build_dir, tmp_path_factory):
+    """A finished run with its checkpoints, which tests only read."""
+    torch.set_num_threads(1)
+    return Trainer(build_dir, tmp_path_factory.mktemp("kept"))(configure(**KEPT), "parent").files
 
 
 def forked(session, run: RunDir, iteration: int, **changes):
     return session(INIT_FROM=f"run:{run.path.absolute()}@{iteration}", **changes)
 
 
-def moments(optimizer) -> dict[str, dict]:
-    """Return the state of each parameter by its name."""
-    state = optimizer.state_dict() if hasattr(optimizer, "state_dict") else optimizer
+def moments(state) -> dict[str, dict]:
+    """Return the moments of each parameter by its name, from a state of an optimizer."""
     return {
         name: state["state"][index]
         for group in state["param_groups"]
@@ -33,18 +35,13 @@ def moments(optimizer) -> dict[str, dict]:
     }
 
 
-def test_a_finished_run_keeps_its_checkpoints_if_configured(parent, train, configure):
-    assert {4, 8, ITERATIONS} <= set(parent.checkpoint_steps)
-    assert not train(configure(SAMPLE_TOKENS=0), "other").files.checkpoints.exists()
-
-
 def test_weights_and_moments_are_those_of_the_checkpoint(parent, session):
     kept = read_checkpoint(parent.checkpoint(4))
     state = forked(session, parent, 4, LEARNING_RATE="5e-3")
     for name, tensor in state.weights().items():
         assert torch.equal(tensor, kept.weights[name]), name
     saved = moments(kept.state["session"]["optimizer"])
-    ours = moments(state.optimizer)
+    ours = moments(state.optimizer.state_dict())
     assert ours.keys() == saved.keys() and saved
     for name, values in saved.items():
         for key, value in values.items():
@@ -59,19 +56,21 @@ def test_weights_and_moments_are_those_of_the_checkpoint(parent, session):
 
 def test_another_optimizer_starts_anew(parent, session):
     opened = forked(session, parent, 4, OPTIMIZER_ADAMWSPAM=None, OPTIMIZER_SGD=True)
-    assert moments(opened.optimizer) == {}
+    assert moments(opened.optimizer.state_dict()) == {}
 
 
 def test_new_parameters_have_no_moments(parent, session):
     state = forked(session, parent, 4, MLP_ATTN_GATE=True)
     names = set(dict(state.model.named_parameters()))
-    ours = moments(state.optimizer)
+    ours = moments(state.optimizer.state_dict())
     assert names - ours.keys() and len(ours) > 5
 
 
-def test_an_iteration_without_checkpoint_names_those_there_are(parent, train, configure, build_dir):
+def test_an_iteration_without_checkpoint_names_those_there_are(parent, trained, build_dir):
+    assert {4, 8, ITERATIONS} <= set(parent.checkpoint_steps)
+    assert not trained.files.checkpoints.exists()
     kept = ", ".join(map(str, parent.checkpoint_steps))
-    for run, words in ((parent, kept), (train(configure(), "other").files, "kept none")):
+    for run, words in ((parent, kept), (trained.files, "kept none")):
         with pytest.raises(ConfigError) as caught:
             plan_prolonged(str(run.path), build_dir, 5, [], at=5)
         (problem,) = caught.value.problems
@@ -79,21 +78,20 @@ def test_an_iteration_without_checkpoint_names_those_there_are(parent, train, co
         assert words in problem.what
 
 
-def test_a_damaged_checkpoint_is_refused(parent, session):
-    file = parent.checkpoint(4) / "state.pt"
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+def test_a_damaged_checkpoint_is_refused(parent, session, tmp_path):
+    damaged = RunDir(shutil.copytree(parent.path, tmp_path / "damaged"))
+    with open(damaged.checkpoint(4) / "state.pt", "r+b") as file:
+        file.write(b"other")
     with pytest.raises(RunError) as caught:
-        forked(session, parent, 4)
+        forked(session, damaged, 4)
     assert caught.value.codes == ["checkpoint.damaged"]
 
 
 def test_an_interrupted_fork_ends_with_the_bytes_of_an_uninterrupted_one(parent, train, configure):
-    config = configure(INIT_FROM=f"run:{parent.path.absolute()}@4", MAX_ITERS=6)
+    config = configure(INIT_FROM=f"run:{parent.path.absolute()}@4", MAX_ITERS=4)
     whole = train(config, "whole").core()
     assert train(config, "stopped", stop_at=3).status.state is State.INTERRUPTED
     assert train(config, "stopped").core() == whole
     # The moments count: without them, the losses are others.
-    anew = configure(INIT_FROM=f"run:{parent.path.absolute()}", MAX_ITERS=6)
+    anew = configure(INIT_FROM=f"run:{parent.path.absolute()}", MAX_ITERS=4)
     assert train(anew, "anew").core()["metrics.jsonl"] != whole["metrics.jsonl"]

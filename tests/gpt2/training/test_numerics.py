@@ -22,10 +22,10 @@ from gpt2.training.nonfinite import NumericsError
 from gpt2.training.state import StepMetrics, TrainingSession
 from lib.files import sha256_file
 from lib.runs.run_dir import State, read_status
+from tests.gpt2.training.conftest import SPLITS
 
 CULPRIT = "h.1.mlp.c_proj.weight"
 OFF = {"CHECK_NUMERICS": False}
-TWO_RANKS = {"GPUS": 2, "BATCH_SIZE": 1, "GRAD_ACCUMULATION": 2}
 
 
 @contextmanager
@@ -65,7 +65,6 @@ def strict(text: str) -> dict[str, Any]:
 
 
 def strictly(path: Path) -> dict[str, Any]:
-    """Read a strict JSON file."""
     return strict(path.read_text())
 
 
@@ -84,21 +83,13 @@ def test_one_bad_element_is_located_and_the_step_can_be_replayed(
 
     record = strictly(failed.files.numerics_failure)
     (row,) = record["tensors"]
-    assert row == {
-        "param": CULPRIT,
-        "holds": "gradient",
-        "shape": [16, 64],
-        "dtype": "float32",
-        "device": "cpu",
-        "nonfinite": 1,
-        "nan": nan,
-        "inf": 1 - nan,
-        "first_bad_index": 64 + 5,
-    }
+    counts = {"nonfinite": 1, "nan": nan, "inf": 1 - nan, "first_bad_index": 64 + 5}
+    tensor = {"shape": [16, 64], "dtype": "float32", "device": "cpu"}
+    assert row == {"param": CULPRIT, "holds": "gradient", **tensor, **counts}
     shown = [line for line in failed.lines().splitlines() if line.startswith("FAIL")]
     assert shown[0].split()[1:] == ["param", "shape", "dtype", "device", "nonfinite", "nan", "inf"]
-    counts = ["1", str(nan), str(1 - nan)]
-    assert shown[1].split()[1:] == [CULPRIT, "[16,", "64]", "float32", "cpu", *counts]
+    cells = [CULPRIT, "[16,", "64]", "float32", "cpu", "1", str(nan), str(1 - nan)]
+    assert shown[1].split()[1:] == cells
     assert CULPRIT in failed.files.logs.read_text()
     documents = [path for path in failed.files.path.iterdir() if path.suffix in (".json", ".yaml")]
     assert {"manifest.json", "status.json", "resolved_config.yaml"} <= {p.name for p in documents}
@@ -130,7 +121,6 @@ def test_the_batch_and_the_generator_states_are_saved(configure, train, session)
     with bad_gradient(1, math.nan):
         failed = train(configure())
     record = strictly(failed.files.numerics_failure)
-    assert record["batch"]["sha256"] == sha256_file(failed.files.numerics_batch)
     kept = safetensors.torch.load_file(failed.files.numerics_batch)
     opened = session()
     first, second = next(opened.batches())
@@ -154,47 +144,64 @@ def test_an_overflowing_norm_is_distinguished_from_infinite_elements(configure, 
     assert (row["param"], row["nonfinite"], row["first_bad_index"]) == (CULPRIT, 0, None)
 
 
-def test_a_bad_output_is_traced_to_its_module(configure, train):
-    forward = torch.nn.LayerNorm.forward
+@contextmanager
+def bad_output(iteration: int, rank: int = 0) -> Iterator[None]:
+    """Spoil the outputs of ``c_proj`` of each MLP on ``rank`` in the step ``iteration``."""
+    forward, bad = torch.nn.Linear.forward, [False]
 
-    def spoiled(norm: torch.nn.LayerNorm, x: Tensor) -> Tensor:
-        return forward(norm, x) * (math.nan if vars(norm).get("spoiled") else 1.0)
+    def spoiled(linear: torch.nn.Linear, x: Tensor) -> Tensor:
+        return forward(linear, x) * (math.nan if bad[0] and linear.in_features == 64 else 1.0)
 
     def marked(session: TrainingSession, *rest: Any) -> StepMetrics:
-        vars(session.model.h[1].ln_2)["spoiled"] = session.iteration == 4
+        bad[0] = session.iteration + 1 == iteration and session.group.rank == rank
         return optimizer_step(session, *rest)
 
     with (
-        mock.patch("torch.nn.LayerNorm.forward", spoiled),
+        mock.patch("torch.nn.Linear.forward", spoiled),
         mock.patch("gpt2.training.loop.optimizer_step", marked),
     ):
+        yield
+
+
+def test_a_bad_output_is_traced_to_its_module(configure, train):
+    with bad_output(5):
         failed = train(configure())
     assert failed.status.message.startswith("loss is NaN at it 5, ")
-    assert failed.status.message.endswith(" h.1.ln_2")
+    assert failed.status.message.endswith(" h.0.mlp.c_proj")
     record = strictly(failed.files.numerics_failure)
     assert record["loss"] == "NaN" and record["ranks"][0]["losses"] == ["NaN"]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_without_the_check_a_non_finite_run_fails_too(configure, train, value):
-    with bad_gradient(7, value):
-        failed = train(configure(**OFF, LOG_INTERVAL=5, EVAL_INTERVAL=0, CHECKPOINT_INTERVAL=0))
+@pytest.mark.slow
+def test_a_bad_output_on_one_rank_of_a_sharded_model_is_located(configure, together):
+    with bad_output(2, rank=1):
+        failed, (_, other) = together(configure(**SPLITS[2], DATA_PARALLEL_FSDP=True))
+    assert re.fullmatch(r"loss is NaN \(rank 1\) at it 2, .* h.0.mlp.c_proj", failed.status.message)
+    assert other == f"RunError: {failed.status.message} [numerics.non-finite]"
+
+
+@pytest.mark.parametrize(
+    ("changes", "value"),
+    [
+        ({**OFF, "LOG_INTERVAL": 5, "CHECKPOINT_INTERVAL": 0}, math.inf),
+        # Between two checks; the checkpoint of the fourth iteration is due.
+        ({"CHECK_NUMERICS_EVERY": 9, "LOG_INTERVAL": 100}, math.nan),
+    ],
+)
+def test_a_step_that_is_not_checked_fails_the_run_later(configure, train, changes, value):
+    with bad_gradient(4, value):
+        failed = train(configure(EVAL_INTERVAL=0, **changes))
     assert (failed.status.state, failed.status.exit_code) == (State.FAILED, 1)
-    assert f"at it 7, first bad tensor gradient of {CULPRIT}" in failed.status.message
+    # A pruning mask turns infinity to NaN.
+    expected = f"gradient norm is (NaN|infinite) at it 4, first bad tensor gradient of {CULPRIT}"
+    assert re.fullmatch(expected, failed.status.message)
     record = strictly(failed.files.numerics_failure)
     assert record["found"] == "after the update" and record["checkpoint"] is None
     (row,) = record["tensors"]
     assert (row["param"], row["nonfinite"]) == (CULPRIT, None)
-    assert [r["iteration"] for r in failed.rows("train")] == list(range(1, 7))
+    assert [r["iteration"] for r in failed.rows("train")] == [1, 2, 3]
     assert not failed.files.weights.exists()
     # Weights damaged by the step are not saved.
-    assert list(failed.files.checkpoints.iterdir()) == []
-
-
-def test_a_bad_step_between_two_checks_is_found_and_not_saved(configure, train):
-    with bad_gradient(4, math.nan):
-        failed = train(configure(CHECK_NUMERICS_EVERY=5, LOG_INTERVAL=100, EVAL_INTERVAL=0))
-    assert "gradient norm is NaN at it 4" in failed.status.message
     assert list(failed.files.checkpoints.iterdir()) == []
 
 
@@ -209,41 +216,27 @@ def test_checks_do_not_change_results_and_are_recorded(configure, train, uninter
     assert done.core() == uninterrupted | {"summary": expected}
 
 
-def test_anomaly_detection_names_the_operation(configure, train):
-    forward = GPT.forward
-
-    def spoiled(model: GPT, *batch: Tensor) -> Tensor:
-        loss = forward(model, *batch)
-        # The root's slope at 0 is infinite, and 0 times that is NaN.
-        return loss + torch.sqrt(loss * 0.0)
-
-    with (
-        mock.patch("gpt2.model.GPT.forward", spoiled),
-        pytest.warns(UserWarning, match="Traceback of forward call"),
-    ):
-        failed = train(configure(DETECT_ANOMALY=True, **OFF))
-    assert failed.status.state is State.FAILED
-    assert failed.status.message.startswith("anomaly: Function 'MulBackward0' returned nan values")
-    assert strictly(failed.files.numerics_failure)["found"] == "in the backward pass"
-
-
-def test_anomaly_detection_on_another_rank_leaves_the_record_too(configure, train, ranks):
+@pytest.mark.parametrize("size", [1, 2])
+def test_anomaly_detection_names_the_operation_and_the_rank(configure, train, ranks, size):
     def body(rank: int) -> str:
         forward = GPT.forward
 
         def spoiled(model: GPT, *batch: Tensor) -> Tensor:
             loss = forward(model, *batch)
-            return loss + torch.sqrt(loss * 0.0) if rank == 1 else loss
+            # The root's slope at 0 is infinite, and 0 times that is NaN.
+            return loss + torch.sqrt(loss * 0.0) if rank == size - 1 else loss
 
         with mock.patch("gpt2.model.GPT.forward", spoiled), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return str(train(configure(DETECT_ANOMALY=True, **OFF, **TWO_RANKS)).status.message)
+            return str(train(configure(DETECT_ANOMALY=True, **OFF, **SPLITS[size])).status.message)
 
-    _, other = ranks(2, body)
-    assert other.startswith("RunError: anomaly: Function 'MulBackward0' returned nan values in its")
-    assert "(rank 1) at it 1" in other
+    *_, message = ranks(size, body)
+    error = "anomaly: Function 'MulBackward0' returned nan values"
+    assert message.startswith(("", "RunError: ")[size - 1] + error)
+    assert ("(rank 1) at it 1" in message) is (size == 2)
     record = strictly(train.found("run").files.numerics_failure)
-    assert (record["rank"], record["found"], record["iteration"]) == (1, "in the backward pass", 1)
+    assert (record["found"], record["iteration"]) == ("in the backward pass", 1)
+    assert record.get("rank") == (None, 1)[size - 1]
 
 
 def test_other_errors_of_the_backward_pass_are_not_converted(session):
@@ -263,26 +256,32 @@ def test_other_errors_of_the_backward_pass_are_not_converted(session):
 
 def test_a_bad_evaluation_leaves_a_record(configure, train):
     with mock.patch("gpt2.evaluate.EvaluationResult.loss", math.inf):
-        failed = train(configure(EVAL_INTERVAL=0))
+        failed = train(configure(EVAL_INTERVAL=0, MAX_ITERS=2))
     record = strictly(failed.files.numerics_failure)
-    assert (record["found"], record["iteration"]) == ("in an evaluation", 12)
+    assert (record["found"], record["iteration"]) == ("in an evaluation", 2)
 
 
-def test_all_ranks_stop_and_the_bad_rank_is_recorded(configure, train, ranks):
+@pytest.mark.parametrize(
+    ("changes", "culprit"),
+    [({}, True), ({**OFF, "LOG_INTERVAL": 1}, False)],
+)
+def test_all_ranks_stop_and_the_bad_rank_is_recorded(configure, train, ranks, changes, culprit):
     """A gradient that is bad on rank 1 only is bad on both ranks after the all-reduce."""
 
     def body(rank: int) -> str:
         with bad_gradient(4, math.nan, rank=1):
-            return str(train(configure(**TWO_RANKS)).status.message)
+            return str(train(configure(**SPLITS[2], **changes)).status.message)
 
     started = time.monotonic()
     main, other = ranks(2, body)
     assert time.monotonic() - started < 30
-    assert main.startswith("gradient norm is NaN (rank 1) at it 4, ")
+    assert main.startswith(f"gradient norm is NaN{' (rank 1)' * culprit} at it 4, ")
     assert main.endswith(f"gradient of {CULPRIT}")
     assert other == f"RunError: {main} [numerics.non-finite]"
     found = train.found("run")
     assert read_status(found.files).state is State.FAILED
+    if not culprit:
+        return
     record = strictly(found.files.numerics_failure)
     assert [r["micro_batch"] for r in record["ranks"]] == [None, 0]
     (row,) = record["tensors"]
@@ -304,7 +303,7 @@ def test_a_weight_that_is_bad_on_one_rank_is_named_with_its_rank(configure, trai
             return optimizer_step(session, *rest)
 
         with mock.patch("gpt2.training.loop.optimizer_step", spoiled):
-            return str(train(configure(**TWO_RANKS)).status.message)
+            return str(train(configure(**SPLITS[2])).status.message)
 
     main, _ = ranks(2, body)
     assert main.endswith(f"(rank 1) at it 3, first bad tensor {CULPRIT}")

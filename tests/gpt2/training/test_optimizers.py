@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 
 from gpt2.config import Config
-from gpt2.training.budget import TrainingBudget
 from gpt2.training.loop import train_step
 from gpt2.training.metrics import MetricsLog
 from gpt2.training.state import TrainingSession
@@ -128,20 +126,6 @@ def test_two_processes_leave_the_bytes_of_one_that_accumulates(planned, alone, t
     assert train.found("both").core() == alone(name).core()
 
 
-def test_exported_weights_carry_their_zeros(configure, train):
-    done = train(configure(**PRUNE, PRUNING_SPARSITY="0.9", ADAMWPRUNE_VARIANT_BITTER4=True))
-    final = done.summary()["final"]
-    weights = safetensors.torch.load_file(done.files.weights)
-    shares = {name: float((weights[name] == 0).double().mean()) for name in weights}
-    layers = final["sparsity_by_layer"]
-    assert layers == pytest.approx({name: shares[name] for name in layers})
-    assert all("c_" in name for name in layers)
-    assert {name for name in shares if shares[name] > 0.3} == set(layers)
-    sizes = {name: weights[name].numel() for name in layers}
-    mean = sum(layers[name] * size for name, size in sizes.items()) / sum(sizes.values())
-    assert mean == pytest.approx(final["sparsity"]) == pytest.approx(0.9, abs=0.0045)
-
-
 def _scores(session: Open, **changes: SymbolValue) -> dict[str, torch.Tensor]:
     opened = session(**NO_SPAM, **MOVEMENT, OPTIMIZER_ADAMW=True, DROPOUT="0.0", **changes)
     train_step(opened, next(opened.batches()), MetricsLog(opened))
@@ -160,26 +144,3 @@ def test_movement_is_of_the_whole_batch_and_not_clipped(session):
         torch.testing.assert_close(score, clipped[name], rtol=1e-3, atol=1e-7)
         expected = -weights[name].grad * weights[name].detach()
         torch.testing.assert_close(score, expected, rtol=1e-3, atol=1e-7)
-
-
-def test_a_variant_trains_for_the_budget_that_it_declares(configure, train):
-    changes = {**PRUNE, "ADAMWPRUNE_VARIANT_BITTER3": True}
-    longer = train(configure(**changes), "longer")
-    equal = train(configure(**changes, ADAMWPRUNE_STRETCH=False), "equal")
-    # 12 x 1.3 is 15.6.
-    assert longer.summary()["final"]["iterations"] == 16
-    assert longer.summary()["final"]["budget_stretch"] == 1.3
-    assert "16 it x 64 tokens (budget x 1.3)" in longer.lines()
-    assert equal.summary()["final"]["iterations"] == 12
-    assert equal.summary()["final"]["budget_stretch"] == 1.0
-    # The learning rate follows the longer budget to its end.
-    rates = [row["lr"] for row in longer.rows("train")]
-    assert len(rates) == 16 and rates[-1] < rates[11] < rates[2]
-
-
-def test_seconds_and_tokens_are_stretched_too(configure):
-    changes = {**PRUNE, "ADAMWPRUNE_VARIANT_BITTER2": True, "MAX_ITERS": None}
-    timed = TrainingBudget(configure(**changes, BUDGET_TIME=True, GPT2_MAX_TIME=100))
-    assert timed.seconds == pytest.approx(121) and timed.progress(1, 60.5) == pytest.approx(0.5)
-    tokens = TrainingBudget(configure(**changes, BUDGET_TOKENS=True, MAX_TOKENS=6400))
-    assert tokens.iterations == 121

@@ -34,22 +34,6 @@ def split(tmp_path: Path) -> TokenSplit:
     return TokenSplit("val", [tmp_path / "val.bin"], tmp_path / "val.jsonl")
 
 
-def test_whole_documents_are_all_but_their_first_token(split: TokenSplit) -> None:
-    windows = evaluation_windows(split, 16, 1000)
-    found = item_facts(windows, split, 2, "texts", WORDS)
-    assert [item.item_id for item in found.values()] == ["d0", "d1", "d2"]
-    for (number, item), text in zip(found.items(), TEXTS, strict=True):
-        data = text.encode()
-        predicted = np.concatenate([WORDS.encode(text)[1:], END]).astype("<u2")
-        assert item.doc_sha256 == hashlib.sha256(data).hexdigest()
-        assert item.tokens_sha256 == hashlib.sha256(predicted.tobytes()).hexdigest()
-        # The end of the text is predicted too, and is no byte.
-        assert (item.n_tokens, item.n_bytes) == (len(data), len(data) - 1)
-        first = next(i for i, w in enumerate(windows) if w.document == number)
-        assert (item.batch_index, item.row_in_batch) == (first // 2, first % 2)
-        assert (item.source, item.split) == ("texts", "val")
-
-
 def test_a_part_of_a_document_is_told_from_the_whole(split: TokenSplit) -> None:
     some = item_facts([EvaluationWindow(0, 16, 17)], split, 4, "texts", WORDS)
     (part,) = some.values()

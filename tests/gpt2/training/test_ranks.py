@@ -4,9 +4,8 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,15 +31,11 @@ from gpt2.training.records import RecordWriter
 from gpt2.training.state import TrainingSession
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import current_process
-from lib.runs.run_dir import RunDir, State, read_status
-from tests.gpt2.training.conftest import SPARSE, SPLITS, losses
+from lib.runs.run_dir import RunDir
+from tests.gpt2.training.conftest import BARE, BARE_ITERATIONS, ITERATIONS, SPLITS, losses, moved
+from tests.json_rows import read_rows
 
 Configure = Callable[..., Config]
-NO_DROPOUT = {"DROPOUT": "0.0"}
-# Training steps only.
-ITERATIONS = 6
-BARE = {**NO_DROPOUT, "EVAL_INTERVAL": 0, "CHECKPOINT_INTERVAL": 0, "SAMPLE_TOKENS": 0}
-BARE |= {"MAX_ITERS": ITERATIONS}
 
 
 @pytest.fixture
@@ -57,35 +52,44 @@ def open_rank(
     return build
 
 
-def order(trained: Any) -> str:
-    """Return the digest of the data order."""
-    found: str = trained.summary()["final"]["data_order_digest"]
-    return found
-
-
 @pytest.mark.slow
-def test_loss_tables_of_1_2_and_4_processes_are_one(configure, together):
-    """Equal up to summation order: four micro-batches are added one by one, or in pairs."""
-    tables = {}
-    for size, split in SPLITS.items():
-        trained, ended = together(configure(**BARE, **split), f"run-{size}")
-        assert ended == [["SUCCESS", ITERATIONS, ""]] * size
-        tables[size] = losses(trained, ITERATIONS)
-        manifest = json.loads(trained.files.manifest.read_text())
-        assert order(trained) == order_digest_from_manifest(manifest, ITERATIONS)
-    for size in (2, 4):
-        torch.testing.assert_close(tables[size], tables[1], rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_with_two_micro_batches_two_processes_of_sparse_attention_leave_the_same_bytes(
+def test_1_2_and_4_processes_train_equally_and_continue_each_others_checkpoints(
     configure, together
 ):
-    """As test_optimizers has it for full attention, with every optimizer and pruner."""
-    given = {**NO_DROPOUT, **SPARSE, "MAX_ITERS": ITERATIONS}
-    alone, _ = together(configure(**given), "alone")
-    both, _ = together(configure(**given, GPUS=2, GRAD_ACCUMULATION=1), "both")
-    assert both.core() == alone.core()
+    """Equal up to summation order: four micro-batches are added one by one, or in pairs."""
+    trained, _ = together(configure(**BARE, **SPLITS[1]), "whole")
+    expected = losses(trained, BARE_ITERATIONS)
+    order = trained.summary()["final"]["data_order_digest"]
+    assert order == order_digest_from_manifest(trained.manifest(), BARE_ITERATIONS)
+    begun, _ = together(configure(**BARE, **SPLITS[2]), "begun", stop_at=4)
+    for size, name in ((2, "begun"), (1, moved(begun, "one")), (4, moved(begun, "four"))):
+        continued, ended = together(configure(**BARE, **SPLITS[size]), name)
+        assert ended == [["SUCCESS", BARE_ITERATIONS, ""]] * size
+        assert "resumes at iteration 4" in continued.files.logs.read_text()
+        assert continued.summary()["final"]["data_order_digest"] == order
+        found = losses(continued, BARE_ITERATIONS)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_order_of_the_data_is_that_of_one_process(open_rank, ranks, size):
+    """Over more steps than are gathered at once."""
+    changes = {**SPLITS[size], "LOADER_WORKERS": size % 2}
+
+    def digest(rank: int) -> list[Any]:
+        opened = open_rank(**changes)
+        for _ in islice(opened.batches(), 70):
+            opened.order.consumed()
+        return [opened.order.state_dict(), opened.dataset.train.n_tokens]
+
+    first, *others = ranks(size, digest)
+    manifest = {
+        "seeds": {"seed": 1},
+        "batch": {"global_sequences": 4, "tokens_per_iteration": 4 * 16},
+        "data": {"splits": {"train": {"tokens": first[1]}}},
+    }
+    assert first[0] == order_digest_from_manifest(manifest, 70)
+    assert others == [first] * (size - 1)
 
 
 @pytest.mark.slow
@@ -95,7 +99,7 @@ def test_an_evaluation_is_the_same_in_any_number_of_processes(open_rank, ranks):
         found = opened.evaluate(opened.model)
         return [[d.document, d.n_tokens, d.n_correct, d.nll_sum] for d in found.documents]
 
-    (alone,) = ranks(1, lambda rank: documents(**SPLITS[1]))
+    alone = json.loads(json.dumps(documents(**SPLITS[1])))
     assert len(alone) == 4
     for size in (2, 4):
         assert ranks(size, lambda rank: documents(**SPLITS[size])) == [alone] * size
@@ -169,35 +173,15 @@ def test_rank_0_decides_when_to_stop(configure, train, ranks):
     assert (train.found("run").files.checkpoints / "step-00000005").is_dir()
 
 
-@pytest.mark.parametrize("looked_for", [True, False])
-def test_a_non_finite_loss_on_one_rank_stops_all_at_the_same_step(
-    configure, train, ranks, looked_for
-):
-    config = configure(**SPLITS[2], CHECK_NUMERICS=looked_for, LOG_INTERVAL=1)
-
-    def body(rank: int) -> str:
-        calls, forward = count(), GPT.forward
-
-        def spoiled(*arguments: Any) -> torch.Tensor:
-            bad = rank == 1 and next(calls) == 3
-            return forward(*arguments) * (float("nan") if bad else 1.0)
-
-        with mock.patch("gpt2.model.GPT.forward", spoiled):
-            return train(config).status.message
-
-    started = time.monotonic()
-    main, other = ranks(2, body)
-    assert time.monotonic() - started < 30
-    assert main.startswith("loss is NaN at it 2")
-    assert other == f"RunError: {main} [numerics.non-finite]"
-    assert read_status(train.found("run").files).state is State.FAILED
-
-
 @pytest.mark.slow
-def test_a_run_with_a_killed_rank_resumes_to_the_same_bytes(configure, together):
-    """Dropout is on, so the stream of each rank must be restored."""
-    config = configure(**SPLITS[2], MAX_ITERS=ITERATIONS)
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_a_run_with_a_killed_rank_resumes_to_the_same_bytes(configure, together, fsdp):
+    """Dropout is on, so the stream of each rank must be restored; with statistics and pruning."""
+    config = configure(**SPLITS[2], STATISTICS_INTERVAL=3, DATA_PARALLEL_FSDP=fsdp)
     whole, _ = together(config, "whole")
+    manifest = whole.manifest()
+    assert manifest["knobs"]["data_parallel"]["observed"] == ("fsdp" if fsdp else "ddp")
+    assert manifest["deviations"] == []
 
     def deadly(session: TrainingSession, *rest: Any) -> Any:
         if session.group.rank == 1 and session.iteration == 5:
@@ -206,35 +190,16 @@ def test_a_run_with_a_killed_rank_resumes_to_the_same_bytes(configure, together)
 
     with mock.patch("gpt2.training.loop.optimizer_step", deadly):
         _, (main, other) = together(config, "killed")
-    assert "[run.lost-process]" in main
-    assert other == -signal.SIGKILL
+    assert "[run.lost-process]" in main and other == -signal.SIGKILL
     resumed, ended = together(config, "killed")
     assert ended == [["SUCCESS", ITERATIONS, ""]] * 2
     assert "resumes at iteration 4" in resumed.files.logs.read_text()
     assert resumed.core() == whole.core()
 
 
-@pytest.mark.slow
-def test_a_checkpoint_resumes_with_fewer_and_more_processes(configure, together):
-    whole, _ = together(configure(**BARE, **SPLITS[1]), "whole")
-    begun, _ = together(configure(**BARE, **SPLITS[2]), "begun", stop_at=4)
-    for size in (1, 4):
-        moved = begun.files.path.with_name(f"moved-{size}")
-        shutil.copytree(begun.files.checkpoints, moved / "checkpoints")
-        shutil.copy(begun.files.metrics, moved)
-        shutil.copy(begun.files.timing, moved)
-        moved_to = configure(**BARE, **SPLITS[size])
-        trained, ended = together(moved_to, moved.name)
-        assert ended == [["SUCCESS", ITERATIONS, ""]] * size
-        assert "resumes at iteration 4" in trained.files.logs.read_text()
-        assert order(trained) == order(whole)
-        tables = [losses(run, ITERATIONS) for run in (trained, whole)]
-        torch.testing.assert_close(*tables, rtol=1e-6, atol=1e-6)
-
-
 def test_the_manifest_describes_every_rank(configure, together):
-    trained, _ = together(configure(**SPLITS[2], MAX_ITERS=1))
-    manifest = json.loads(trained.files.manifest.read_text())
+    trained, _ = together(configure(**SPLITS[2], MAX_ITERS=1, STATISTICS_INTERVAL=1))
+    manifest = trained.manifest()
     processes = manifest["processes"]
     assert (processes["world_size"], processes["backend"]) == (2, "gloo")
     first, second = manifest["init_weights_digest"]
@@ -244,6 +209,9 @@ def test_the_manifest_describes_every_rank(configure, together):
     for moment in ("rng_state_at_start", "rng_state_at_end"):
         assert [len(set(found)) for found in manifest[moment].values()] == [1, 1, 2]
     assert len(set(manifest["volatile"]["pids"])) == 2
+    # Statistics are measured on rank 0 only.
+    beats = [read_rows(trained.files.heartbeat(rank)) for rank in (0, 1)]
+    assert [sum(b["msg"] == "statistics" for b in found) for found in beats] == [1, 0]
 
 
 @pytest.mark.slow
@@ -253,9 +221,9 @@ def test_a_safe_exchange_has_small_buckets_and_the_same_gradients(configure, tog
     safe, ended = together(configure(**SPLITS[2], MAX_ITERS=3, DDP_SAFE=True), "safe")
     assert ended == [["SUCCESS", 3, ""]] * 2
     assert safe.rows("train") == plain.rows("train")
-    for trained, mib in ((plain, 25), (safe, 2)):
-        manifest = json.loads(trained.files.manifest.read_text())
-        assert manifest["knobs"]["ddp_bucket_cap_mib"]["observed"] == mib
-        assert manifest["knobs"]["ddp_gradients_copied"]["observed"] is True
-        assert manifest["deviations"] == []
-    assert manifest["knobs"]["ddp_bucket_cap_mib"]["requested"] is True
+    for trained, requested, mib in ((plain, False, 25), (safe, True, 2)):
+        knobs = trained.manifest()["knobs"]
+        size = {"requested": requested, "resolved": mib, "observed": mib}
+        assert knobs["ddp_bucket_cap_mib"] == size
+        assert knobs["ddp_gradients_copied"]["observed"] is True
+        assert trained.manifest()["deviations"] == []

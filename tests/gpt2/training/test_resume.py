@@ -22,27 +22,10 @@ from lib.runs import checkpoint
 from lib.runs.lease import Lease, LeaseLost, read_lease
 from lib.runs.run_dir import RunDir, State, read_status
 
-
-def flip_a_byte(path: Path) -> None:
-    """Change one bit in the middle of a file."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.slow
-def test_interrupted_at_every_step_is_uninterrupted(configure, train, uninterrupted):
-    for iteration in range(1, 13):
-        assert train(configure(), stop_at=iteration).status.iteration == iteration
-    assert train(configure()).core() == uninterrupted
-
-
+DISK_FULL = OSError(28, "No space left on device")
 # Function at whose call the process dies, number of calls before, newest checkpoint left.
 DEATHS = {
     "between steps": ("gpt2.training.loop.optimizer_step", 6, "step-00000004"),
-    "in an evaluation": ("gpt2.model.GPT.token_losses", 3, "step-00000004"),
-    "while the state is written": ("torch.save", 1, "step-00000004"),
-    "before the digests are written": ("lib.runs.checkpoint.write_json", 1, "step-00000004"),
     "before a checkpoint is renamed": ("os.rename", 1, "step-00000004"),
     "while an old one is deleted": ("shutil.rmtree", 1, "step-00000012"),
     "between the final files": ("gpt2.training.records.write_atomic", 1, "step-00000012"),
@@ -51,18 +34,11 @@ DEATHS = {
 }
 
 
-def die_at_call(target: str, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kill the process at call ``calls`` + 1 of ``target``."""
-    original = pkgutil.resolve_name(target)
-    seen = []
+def _fails(error: Exception) -> Callable[..., None]:
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise error
 
-    def deadly(*arguments: Any, **named: Any) -> Any:
-        if len(seen) == calls:
-            os.kill(os.getpid(), signal.SIGKILL)
-        seen.append(1)
-        return original(*arguments, **named)
-
-    monkeypatch.setattr(target, deadly)
+    return fail
 
 
 @pytest.mark.parametrize("moment", DEATHS)
@@ -72,7 +48,15 @@ def test_killed_and_resumed_is_uninterrupted(
     target, calls, newest = DEATHS[moment]
     child = os.fork()
     if child == 0:
-        die_at_call(target, calls, monkeypatch)
+        original, seen = pkgutil.resolve_name(target), []
+
+        def deadly(*arguments: Any, **named: Any) -> Any:
+            if len(seen) == calls:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seen.append(1)
+            return original(*arguments, **named)
+
+        monkeypatch.setattr(target, deadly)
         train(configure())
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
@@ -84,7 +68,9 @@ def test_killed_and_resumed_is_uninterrupted(
     assert resumed.status.state is State.SUCCESS
 
 
-@pytest.mark.parametrize("moment", [*[*DEATHS][::3], "between the final files"])
+@pytest.mark.parametrize(
+    "moment", ["between steps", "before a checkpoint is renamed", "between the final files"]
+)
 def test_a_run_taken_over_is_not_written_any_more(
     configure, train, uninterrupted, tmp_path, monkeypatch, moment
 ):
@@ -114,7 +100,7 @@ def test_a_run_taken_over_is_not_written_any_more(
 
 
 def test_a_truncated_last_line_is_removed(configure, train, stopped_at, uninterrupted):
-    stopped = stopped_at(6)
+    stopped = stopped_at(9)
     for path in (stopped.files.metrics, stopped.files.timing):
         with open(path, "a") as stream:
             stream.write('{"kind":"train","iter')
@@ -123,32 +109,45 @@ def test_a_truncated_last_line_is_removed(configure, train, stopped_at, uninterr
     assert '"iter{' not in done.files.timing.read_text()
 
 
-def cut_short(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 100)
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def change_a_digit_of_the_last_row(path: Path) -> None:
+    rest, last, _ = path.read_bytes().rsplit(b"\n", 2)
+    changed = re.sub(rb"\d(?=\D*\Z)", lambda digit: b"%d" % (int(digit[0]) % 9 + 1), last)
+    path.write_bytes(b"\n".join([rest, changed, b""]))
+
+
+def remove_the_last_row(path: Path) -> None:
+    path.write_bytes(path.read_bytes().rsplit(b"\n", 2)[0] + b"\n")
 
 
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("model.safetensors", flip_a_byte),
-        ("digests.json", flip_a_byte),
-        ("state.pt", cut_short),
+        ("checkpoints/step-00000009/model.safetensors", flip_a_bit),
+        # The records fit the checkpoint before.
+        ("metrics.jsonl", change_a_digit_of_the_last_row),
+        ("timing.jsonl", remove_the_last_row),
     ],
 )
 def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(
     configure, train, stopped_at, uninterrupted, name, damage
 ):
-    stopped = stopped_at(9)
-    damage(stopped.files.checkpoints / "step-00000009" / name)
+    path = stopped_at(9).files.path / name
+    damage(path)
     resumed = train(configure())
-    assert f"WARN checkpoint step-00000009 is damaged ({name}" in resumed.lines()
+    assert re.search(rf"WARN checkpoint step-00000009 is damaged .*{path.name}", resumed.lines())
     assert "resumes at iteration 8" in resumed.lines()
     assert resumed.core() == uninterrupted
 
 
 def test_without_a_good_checkpoint_a_run_starts_over(configure, train, stopped_at, uninterrupted):
-    stopped = stopped_at(3)
-    flip_a_byte(stopped.files.checkpoints / "step-00000003" / "state.pt")
+    stopped = stopped_at(2)
+    flip_a_bit(stopped.files.checkpoints / "step-00000002" / "state.pt")
     resumed = train(configure())
     assert "resumes at" not in resumed.lines()
     assert resumed.lines().count("WARN") == 2
@@ -161,7 +160,7 @@ def test_a_checkpoint_of_other_code_is_rejected(configure, train, monkeypatch):
         patch.setattr("gpt2.training.loop.loaded_source", lambda: sources)
         patch.setattr("torch.__version__", "1.0")
         patch.setattr("gpt2.training.loop.device_name", lambda device: "abacus")
-        stopped = train(configure(), stop_at=6)
+        stopped = train(configure(), stop_at=2)
     before = stopped.files.metrics.read_bytes()
     with pytest.raises(RunError) as refusal:
         train(configure())
@@ -169,14 +168,13 @@ def test_a_checkpoint_of_other_code_is_rejected(configure, train, monkeypatch):
     named = ("gpt2/model.py, lib/absent.py", "torch (was 1.0", "abacus", "make rerun RUNS=run")
     assert [words for words in named if words not in str(refusal.value)] == []
     assert stopped.files.metrics.read_bytes() == before
-
     resumed = train(configure(), allow_stale=True)
     assert resumed.status.state is State.SUCCESS
-    assert "WARN the checkpoint of step 6 " in resumed.lines()
+    assert "WARN the checkpoint of step 2 " in resumed.lines()
 
 
 def test_records_shorter_than_the_checkpoint_are_an_error(configure, train, stopped_at):
-    stopped = stopped_at(6)
+    stopped = stopped_at(5)
     stopped.files.metrics.write_text("")
     with pytest.raises(RunError) as caught:
         train(configure())
@@ -187,71 +185,44 @@ def test_records_shorter_than_the_checkpoint_are_an_error(configure, train, stop
     assert not any(stopped.files.checkpoints.glob("damaged-*"))
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"), [("metrics", "digit of the last row"), ("timing", "last row")]
-)
-def test_records_that_fit_only_the_checkpoint_before_go_on_from_it(
-    configure, train, stopped_at, uninterrupted, name, damage
-):
-    stopped = stopped_at(9)
-    path = stopped.files.path / f"{name}.jsonl"
-    content = path.read_bytes()
-    last = content.rindex(b"\n", 0, -1) + 1
-    digit = re.search(rb"\d(?=\D*\n\Z)", content[last:])
-    assert digit is not None
-    other = b"%d" % (int(digit.group()) % 9 + 1)
-    flipped = content[: last + digit.start()] + other + content[last + digit.end() :]
-    path.write_bytes(content[:last] if damage == "last row" else flipped)
-    resumed = train(configure())
-    assert re.search(rf"WARN checkpoint step-00000009 is damaged .*{path.name}", resumed.lines())
-    assert "resumes at iteration 8" in resumed.lines()
-    assert resumed.core() == uninterrupted
-
-
-@pytest.mark.parametrize("change", ["no session", "other weights", "other optimizer"])
+@pytest.mark.parametrize("change", ["no session", "other weights"])
 def test_a_checkpoint_of_other_content_is_set_aside(
     configure, train, stopped_at, uninterrupted, change
 ):
-    stopped = stopped_at(6)
-    folder = stopped.files.checkpoints
-    before = sorted(path.name for path in folder.iterdir())
+    folder = stopped_at(5).files.checkpoints
     found = checkpoint.load_latest_checkpoint(folder, print)
     weights, state = found.weights, found.state
     if change == "no session":
         del state["session"]
-    elif change == "other weights":
-        weights = {name: tensor[:1] for name, tensor in weights.items()}
     else:
-        state["session"]["optimizer"]["param_groups"] = []
+        weights = {name: tensor[:1] for name, tensor in weights.items()}
     # Writes digests that match.
     checkpoint.save_checkpoint(folder, found.step, weights, state, keep=9)
     with pytest.raises(RunError) as caught:
         train(configure())
     assert caught.value.codes == ["checkpoint.damaged"]
-    assert f"damaged-{before[-1]}" in [path.name for path in folder.iterdir()]
+    assert (folder / "damaged-step-00000005").exists()
     assert train(configure()).core() == uninterrupted
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "heartbeat_rank0.jsonl", "checkpoints"])
 def test_nothing_is_written_through_a_symbolic_link(configure, train, stopped_at, tmp_path, name):
     stopped = stopped_at(2)
-    victim = tmp_path / "victim"
-    path = stopped.files.path / name
-    if name == "checkpoints":
-        shutil.copytree(path, victim)
-        shutil.rmtree(path)
-        content = sorted(victim.rglob("*"))
-    else:
-        victim.write_bytes(path.read_bytes() + b"of another program")
-        path.unlink()
-        content = victim.read_bytes()
+    path, victim = stopped.files.path / name, tmp_path / "victim"
+    shutil.move(path, victim)
     path.symlink_to(victim)
+
+    def content() -> dict[Path, bytes]:
+        files = [victim, *victim.rglob("*")]
+        return {file: file.read_bytes() for file in files if file.is_file()}
+
+    before = content()
     try:
         message = train(configure()).status.message
     except RunError as error:
         message = str(error)
     assert re.search("symbolic.link", message)
-    assert content == (sorted(victim.rglob("*")) if victim.is_dir() else victim.read_bytes())
+    assert content() == before
 
 
 def test_a_full_disk_fails_the_run_and_loses_nothing(
@@ -265,26 +236,21 @@ def test_a_full_disk_fails_the_run_and_loses_nothing(
     assert failed.status.exit_code == 1
     assert "cannot save the checkpoint of step 8" in failed.status.message
     assert read_status(failed.files).state is State.FAILED
-    assert [p.name for p in failed.files.checkpoints.iterdir()] == [
-        "step-00000005",
-        "step-00000004",
-    ]
+    kept = sorted(path.name for path in failed.files.checkpoints.iterdir())
+    assert kept == ["step-00000004", "step-00000005"]
     assert train(configure()).core() == uninterrupted
 
 
 def test_a_disk_full_of_results_fails_the_run(configure, train, monkeypatch):
-    error = OSError(28, "No space left on device")
-    monkeypatch.setattr("gpt2.training.records.write_atomic", _fails(error))
-    failed = train(configure())
+    monkeypatch.setattr("gpt2.training.records.write_atomic", _fails(DISK_FULL))
+    failed = train(configure(MAX_ITERS=2))
     assert failed.status.state is State.FAILED
     assert "No space left on device" in failed.status.message
-    assert (failed.files.checkpoints / "step-00000012").is_dir()
+    assert (failed.files.checkpoints / "step-00000002").is_dir()
 
 
 def test_an_unwritable_disk_is_one_error(configure, train, monkeypatch):
-    monkeypatch.setattr(
-        "gpt2.training.loop.write_status", _fails(OSError(28, "No space left on device"))
-    )
+    monkeypatch.setattr("gpt2.training.loop.write_status", _fails(DISK_FULL))
     with pytest.raises(RunError) as caught:
         train(configure())
     assert caught.value.codes == ["run.io-error"] and "No space left" in str(caught.value)
@@ -317,13 +283,6 @@ def test_a_lost_gpu_fails_the_run_which_goes_on_later(
     assert failed.state is State.FAILED and failed.iteration == 5
     assert failed.message == "RuntimeError: CUDA error: unspecified launch failure"
     assert train(configure()).core() == uninterrupted
-
-
-def _fails(error: Exception) -> Callable[..., None]:
-    def fail(*arguments: Any, **named: Any) -> None:
-        raise error
-
-    return fail
 
 
 def test_the_scale_of_losses_in_fp16_is_resumed(session):

@@ -16,24 +16,14 @@ from lib.report.columns import to_markdown
 from lib.report.declarations import VerdictPlan
 from lib.report.judge import judge
 from lib.report.render import TableSection
-from lib.report.study import JudgedStudy, read_study
+from lib.report.study import read_study
 from lib.runs.run import Run, RunVariant
 from lib.runs.run_dir import RunDir
+from tests.gpt2.training.conftest import NSA
 from tests.lib.fabricated import reseal
 from tests.lib.report.documents import document_of
 
 Configure = Callable[..., Config]
-NSA = {
-    "ATTENTION_PROJECTION_GROUPED": True,
-    "ATTENTION_PATTERN_NSA": True,
-    "DROPOUT": "0.0",
-    "NSA_COMPRESS_BLOCK": 4,
-    "NSA_COMPRESS_STRIDE": 2,
-    "NSA_SELECT_BLOCK": 4,
-    "NSA_SELECT_COUNT": 3,
-    "NSA_WINDOW": 4,
-    "N_KV_HEAD": 1,
-}
 
 
 @pytest.fixture
@@ -52,10 +42,7 @@ def planned(configure: Configure, train: Callable, tmp_path: Path) -> Callable[.
 
 
 def _sections(plan: Plan) -> list[TableSection]:
-    return _sections_of(plan, read_study(plan.study, plan.runs))
-
-
-def _sections_of(plan: Plan, study: JudgedStudy) -> list[TableSection]:
+    study = read_study(plan.study, plan.runs)
     return sections(plan, study, document_of(study)["rows"])
 
 

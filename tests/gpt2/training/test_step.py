@@ -1,14 +1,9 @@
-"""One optimizer step, and non-finite values."""
+"""One optimizer step: precision, and the norms of pruned gradients."""
 
-import math
-
-import pytest
 import torch
 
-from gpt2.training.loop import optimizer_step, train_step, warm_up
+from gpt2.training.loop import optimizer_step, train_step
 from gpt2.training.metrics import MetricsLog
-from gpt2.training.state import StepMetrics
-from lib.errors import RunError
 from lib.pruning.pruners import prunable_parameters
 
 NO_PRUNING = {"PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
@@ -31,25 +26,6 @@ def test_bf16_gradients_are_those_of_each_micro_batch_by_itself(session):
     assert torch.equal(measured.gradient_norms, expected)
 
 
-def test_rows_before_the_bad_step_are_written(session):
-    """Without CHECK_NUMERICS, metrics are read when the log is written."""
-    opened = session()
-    log = MetricsLog(opened)
-    names = [name for name, _ in opened.model.named_parameters()]
-    for iteration, bad in ((1, None), (2, None), (4, 5)):
-        norms = torch.ones(len(names))
-        if bad is not None:
-            norms[bad] = math.nan
-        opened.iteration = iteration
-        log.add(StepMetrics(torch.tensor(2.0), norms, norms.sum()), 1e-3)
-    with pytest.raises(RunError, match=f"at it 4, .* gradient of {names[5]} .*non-finite"):
-        log.flush()
-    assert opened.run.metrics.read_text().count('"kind":"train"') == 2
-    # A second call raises the same error.
-    with pytest.raises(RunError, match="at it 4"):
-        log.flush()
-
-
 def test_pruned_weights_are_excluded_from_the_norm(session):
     opened = session(PRUNING_SPARSITY="0.9", GRAD_CLIP="0", GRAD_ACCUMULATION=1, BATCH_SIZE=4)
     opened.pruner.after_step(12, 1.0, opened.optimizer)
@@ -64,22 +40,6 @@ def test_pruned_weights_are_excluded_from_the_norm(session):
             alive = prunable[name].grad[prunable[name] != 0]
             assert alive.numel() < 0.5 * prunable[name].numel()
             torch.testing.assert_close(norm, alive.norm(), rtol=1e-4, atol=0)
-
-
-def test_warm_up_leaves_no_trace(session):
-    opened = session(WARMUP_ITERATIONS=3)
-    weights = {name: w.clone() for name, w in opened.weights().items()}
-    state = opened.state_dict()
-    warm_up(opened)
-    after = opened.state_dict()
-    assert opened.clock.seconds == 0.0
-    assert opened.iteration == 0
-    assert not opened.optimizer.state
-    for name, weight in opened.weights().items():
-        assert torch.equal(weight, weights[name]), name
-    assert torch.equal(after["rng"]["torch"], state["rng"]["torch"])
-    assert repr(after["optimizer"]) == repr(state["optimizer"])
-    assert repr(after["pruner"]) == repr(state["pruner"])
 
 
 def test_bf16_runs_matrix_products_in_bf16_and_keeps_weights_in_fp32(session):

@@ -8,7 +8,7 @@ import torch
 from gpt2.training.state import TrainState
 from lib.env.ranks import current_process
 
-WARN = {"DETERMINISTIC_WARN": True, "EVAL_INTERVAL": 0}
+WARN = {"DETERMINISTIC_WARN": True, "EVAL_INTERVAL": 0, "MAX_ITERS": 4}
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def scattering(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("scattering")
 def test_a_warning_is_logged_once_and_survives_an_interruption(configure, train, monkeypatch):
     config = configure(**WARN)
-    lines = train(config, stop_at=7).lines()
+    lines = train(config, stop_at=2).lines()
     assert [line.startswith("WARN ") for line in lines.splitlines() if "put_" in line] == [True]
     # The resumed run has no such operation.
     monkeypatch.undo()

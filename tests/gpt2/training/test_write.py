@@ -11,15 +11,12 @@ from gpt2.records.files import find_finished
 from gpt2.running.trained_models import generate, generate_texts
 from gpt2.study.arguments import RunLookup
 from gpt2.weights.trained import open_trained
-from lib.config.field import SymbolValue
 from lib.errors import ConfigError, PreflightError
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.errors import error_of
 from tests.gpt2.training.conftest import BASE, Trained
 from tests.options import options
-
-QUICK: dict[str, SymbolValue] = {"MAX_ITERS": 2, "SAMPLE_TOKENS": 0, "EVAL_INTERVAL": 0}
 
 
 @pytest.fixture
