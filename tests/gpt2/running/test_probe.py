@@ -1,4 +1,4 @@
-"""The process that times steps and an evaluation: what is timed, and for how long."""
+"""What is timed of steps and an evaluation, and for how long; tests/integration/test_probe.py times."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import pytest
 
 from gpt2.model import GPT
 from gpt2.running import probe
-from gpt2.study.cost import probed
 from gpt2.study.plan import config_layers, make_plan
 from gpt2.training.state import build_state
 from lib.config.field import SymbolValue
@@ -89,26 +88,9 @@ def test_an_evaluation_is_scaled_to_all_its_windows(
     assert set(seen) == {2 * 16}
 
 
-def test_a_configuration_is_timed_in_processes_of_its_own(
-    tmp_path: Path, forked_modules: None, capfd
-) -> None:
-    """Of one process: tests/integration/test_probe.py."""
-    ranks = {"GPUS": 2, "BATCH_SIZE": 1, "DATA_PARALLEL_FSDP": True}
-    folder = write_build(tmp_path, {**SMALL, **ranks})
-    config = make_plan(config_layers(folder), folder).base
-    (estimate,) = probed(["a run"], [config], folder)
-    step = estimate.get("probe")
-    assert step, (estimate, capfd.readouterr().err)
-    assert 0 < step["step_seconds"] < 60 and 0 < step["evaluation_seconds"] < 60
-    assert step["timed_steps"] > 0
-    assert step["timed_micro_batches"] == config.train.grad_accumulation
-
-
-def test_a_missing_device_is_an_error_and_no_traceback(
-    tmp_path: Path, forked_modules: None, capfd
-) -> None:
+def test_a_missing_device_is_an_error(tmp_path: Path) -> None:
     folder = write_build(tmp_path, {**SMALL, "DEVICE_CPU": False, "DEVICE_CUDA": True})
     config = make_plan(config_layers(folder), folder).base
     with pytest.raises(PreflightError) as caught:
-        probed(["a run"], [config], folder)
-    assert caught.value.codes[0].startswith("gpu.") and "Traceback" not in capfd.readouterr().err
+        probe.probe(config, folder)
+    assert caught.value.codes[0].startswith("gpu.")

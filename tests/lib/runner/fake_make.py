@@ -53,6 +53,8 @@ class FakeBackend:
         behaviour = {
             "steps": 3,
             "step_seconds": 0.01,
+            "fail_at": 0,
+            "fails_by": "",
             "journal": str(self._folder / "journal"),
             "healed": str(self._folder / "healed"),
             **self._options.get("all", {}),

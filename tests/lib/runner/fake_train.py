@@ -28,13 +28,8 @@ def train(
     with open(run_dir / "ranks.txt", "a") as stream:
         stream.write(f"{os.environ['RANK']}/{os.environ['WORLD_SIZE']}\n")
     if os.environ["RANK"] != "0":
-        other_rank(behaviour)
+        misbehave(behaviour.get("rank_1", behaviour["fails_by"]), behaviour)
         return
-    if behaviour.get("waits"):
-        time.sleep(600)
-    if behaviour.get("follows"):
-        time.sleep(0.2)
-        raise ConnectionError("the connection to the other rank is gone")
     done, total = run_dir / "steps.txt", behaviour["steps"]
     first = len(done.read_text().splitlines()) if done.exists() else 0
     write_status(run, RunStatus(State.RUNNING, iteration=first, iterations=total))
@@ -49,7 +44,8 @@ def train(
             write_status(run, RunStatus(State.INTERRUPTED, 130, message, step, total))
             return
         time.sleep(behaviour["step_seconds"])
-        misbehave(behaviour, step)
+        if step == behaviour["fail_at"]:
+            misbehave(behaviour["fails_by"], behaviour)
         guard()
         with open(done, "a") as stream:
             stream.write(f"{step}\n")
@@ -58,7 +54,7 @@ def train(
             report({"kind": "progress", **news, "loss": 3.0})
     guard()
     report({"kind": "line", "tag": "DONE", "text": "val loss 3.0"})
-    if behaviour.get("full"):
+    if behaviour["fails_by"] == "full":
         raise OSError(errno.ENOSPC, "No space left on device", str(run.manifest))
     for file in required_files(run):
         if not file.exists():
@@ -67,13 +63,16 @@ def train(
     write_status(run, RunStatus(State.SUCCESS, iteration=total, iterations=total))
 
 
-def misbehave(behaviour: dict[str, Any], step: int) -> None:
-    """Fail at the configured step unless the file ``healed`` exists."""
-    if step != behaviour.get("fail_at") or Path(behaviour["healed"]).exists():
+def misbehave(how: str, behaviour: dict[str, Any]) -> None:
+    """Fail in one way unless the file ``healed`` exists."""
+    if Path(behaviour["healed"]).exists():
         return
-    match behaviour["fails_by"]:
+    match how:
         case "raising":
             raise ZeroDivisionError("division by a fake")
+        case "following":
+            time.sleep(0.2)
+            raise ConnectionError("the connection to the other rank is gone")
         case "sigkill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
@@ -89,11 +88,3 @@ def misbehave(behaviour: dict[str, Any], step: int) -> None:
         case "killing the server":
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(600)
-
-
-def other_rank(behaviour: dict[str, Any]) -> None:
-    """Act as a rank other than 0: do nothing, do ``rank_1``, or fail like rank 0."""
-    misbehave(
-        {**behaviour, "fails_by": behaviour.get("rank_1", behaviour.get("fails_by"))},
-        behaviour.get("fail_at"),
-    )

@@ -1,9 +1,8 @@
 """Local executor: results of calls, states of jobs, interrupts during start, and preloading."""
 
 import os
+import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from lib.errors import ConfigError, PreflightError, Problem, RunError
+from lib.errors import ConfigError, KablateError, Problem, RunError
 from lib.project import ROOT
 from lib.runner.local import LocalExecutor, _Worker
 from lib.runner.worker import ParentConnection
 from lib.runs.run_dir import RunStatus, State
+from tests.command_server import CommandServer
 
 
 @pytest.fixture
@@ -23,34 +23,21 @@ def executor() -> LocalExecutor:
     return LocalExecutor((), {})
 
 
-def refuse(code: str) -> None:
-    raise ConfigError(Problem("refused", code=code))
-
-
 def count_to(number: int) -> Iterator[int]:
     yield from range(number)
 
 
-def sleep_until_stopped(parent: ParentConnection) -> None:
-    parent.send({"kind": "line", "tag": "DONE", "text": "started"})
-    while not parent.stop_requested():
-        time.sleep(0.01)
-
-
-def test_a_call_returns_the_value_or_raises_the_error(executor: LocalExecutor) -> None:
+def test_a_call_returns_the_value_and_a_generator_all_of_them(executor: LocalExecutor) -> None:
     assert executor.call(abs, -2) == 2
     jobs = [executor.submit_call(count_to, number) for number in (3, 2)]
     assert sorted(executor.results(jobs)) == [0, 0, 1, 1, 2]
-    with pytest.raises(ConfigError) as caught:
-        executor.call(refuse, "demo.code")
-    assert caught.value.codes == ["demo.code"]
-    for code in (3, 0):
-        with pytest.raises(RunError) as died:
-            executor.call(os._exit, code)
-        assert died.value.codes == ["worker.died"] and f"exit code {code}" in str(died.value)
     with pytest.raises(RunError) as late:
         executor.result(executor.submit_call(time.sleep, 60), 0.1)
     assert late.value.codes == ["worker.no-answer"]
+
+
+def refuse(what: str) -> None:
+    raise ConfigError(Problem(what, code="demo.code"))
 
 
 def fail_to_load(error: type[ImportError] | type[MemoryError]) -> None:
@@ -58,15 +45,28 @@ def fail_to_load(error: type[ImportError] | type[MemoryError]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(ImportError, "env.broken-package"), (MemoryError, "machine.no-memory")]
+    ("function", "argument", "code", "what"),
+    [
+        (refuse, "refused", "demo.code", "refused"),
+        (fail_to_load, ImportError, "env.broken-package", "libtorch.so"),
+        (fail_to_load, MemoryError, "machine.no-memory", "libtorch.so"),
+        (os._exit, 3, "worker.died", "exit code 3"),
+        (os._exit, 0, "worker.died", "exit code 0"),
+    ],
 )
-def test_a_worker_without_memory_or_package_is_one_problem(
-    executor: LocalExecutor, error: type[ImportError] | type[MemoryError], code: str
+def test_a_call_that_fails_is_one_problem(
+    executor: LocalExecutor, function: Callable, argument: object, code: str, what: str
 ) -> None:
-    with pytest.raises(PreflightError) as caught:
-        executor.call(fail_to_load, error)
+    with pytest.raises(KablateError) as caught:
+        executor.call(function, argument)
     (problem,) = caught.value.problems
-    assert problem.code == code and "libtorch.so" in problem.what
+    assert problem.code == code and what in problem.what
+
+
+def sleep_until_stopped(parent: ParentConnection) -> None:
+    parent.send({"kind": "line", "tag": "DONE", "text": "started"})
+    while not parent.stop_requested():
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("immediately", [False, True])
@@ -89,6 +89,12 @@ def test_a_job_is_submitted_cancelled_and_waited_for(
     assert all(each is job for each, _ in events)
 
 
+def test_a_worker_that_has_just_died_is_no_error() -> None:
+    """The server knows that the worker has exited, but the parent does not yet."""
+    process: Callable = SimpleNamespace(pid=2**22 + 1, exitcode=None)
+    _Worker(0, process, None).signal(signal.SIGKILL)
+
+
 # Ctrl-C after the server has forked the worker and before the parent has sent the job.
 INTERRUPTED = """
 import os, signal
@@ -106,39 +112,14 @@ def interrupted(descriptors):
 forkserver.connect_to_new_process = interrupted
 console.run_main(lambda: LocalExecutor(("lib.runner.runner",), {}).call(os.getpid))
 """
-
-
-def run_script(command: list[str], *folders: Path) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *folders)))},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        start_new_session=True,
-    )
-
-
-def test_ctrl_c_while_a_worker_starts_is_no_error_of_the_server() -> None:
-    made = run_script(["-c", INTERRUPTED])
-    assert made.returncode == 130
-    assert made.stderr == "EXIT    code 130\n"
-
-
-def test_a_worker_that_has_just_died_is_no_error() -> None:
-    """The server knows that the worker has exited, but the parent does not yet."""
-    process: Callable = SimpleNamespace(pid=2**22 + 1, exitcode=None)
-    _Worker(0, process, None).signal(signal.SIGKILL)
-
-
+# Of the modules, one is loaded before another one fails.
 LOADING = """
 import gc, os, sys
 from lib import console
 from lib.runner.local import LocalExecutor
 
 def show():
-    executor = LocalExecutor(("heavy",), {})
+    executor = LocalExecutor(("heavy", "failing"), {})
     print(executor.call(eval, "'heavy' in __import__('sys').modules"))
     print(executor.call(gc.isenabled), executor.call(os.getenv, "KABLATE_PRELOAD"))
     return 0
@@ -149,20 +130,33 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"),
+    ("script", "failing", "code", "printed", "said"),
     [
-        ("", (0, "True\nTrue None\n")),
-        ("raise MemoryError", (0, "False\nTrue None\n")),
-        ("import os; os.kill(os.getpid(), 9)", (1, "")),
+        (INTERRUPTED, "", 130, "", "EXIT    code 130\n"),
+        (LOADING, "raise MemoryError", 0, "True\nTrue None\n", ""),
+        (
+            LOADING,
+            "import os; os.kill(os.getpid(), 9)",
+            1,
+            "",
+            r"ERROR .*\[worker.server-died\]\n.* make JOBS=1\nEXIT    code 1\n",
+        ),
     ],
+    ids=["Ctrl-C while a worker starts", "a module that cannot be loaded", "a server that dies"],
 )
-def test_workers_start_with_modules_loaded_and_a_server_that_dies_is_no_traceback(
-    tmp_path: Path, code: str, expected: tuple[int, str]
+def test_workers_start_with_modules_loaded_and_what_prevents_it_is_no_traceback(
+    tmp_path: Path,
+    server: CommandServer,
+    script: str,
+    failing: str,
+    code: int,
+    printed: str,
+    said: str,
 ) -> None:
-    """A process of its own, since the server lives as long as the process that starts it."""
-    (tmp_path / "heavy.py").write_text(code)
-    script = tmp_path / "show.py"
-    script.write_text(LOADING)
-    done = run_script([str(script)], tmp_path)
-    assert (done.returncode, done.stdout) == expected and "Traceback" not in done.stderr
-    assert ("[worker.server-died]" in done.stderr) == bool(done.returncode)
+    """A process of its own, since the fork server lives as long as the process that starts it."""
+    (tmp_path / "heavy.py").write_text("")
+    (tmp_path / "failing.py").write_text(failing)
+    (tmp_path / "script.py").write_text(script)
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, tmp_path)))}
+    done = server.run([str(tmp_path / "script.py")], variables, tmp_path)
+    assert done[:2] == (code, printed) and re.fullmatch(said, done[2]), done

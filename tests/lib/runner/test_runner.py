@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 import time
@@ -27,7 +26,7 @@ def line_of(stderr: str, tag: str, run: str) -> str:
     return line
 
 
-def test_trains_what_is_missing_once_and_shared_facts_are_logged_once(study):
+def test_trains_once_with_shared_facts_logged_once_and_again_where_asked_to(study):
     code, stderr = study.make()
     assert code == 0 and states(study, "abc") == [State.SUCCESS] * 3
     assert re.search(r"^DONE    fake/00-a s1   val loss 3\.0   \(1/3", stderr, re.M)
@@ -40,64 +39,75 @@ def test_trains_what_is_missing_once_and_shared_facts_are_logged_once(study):
     assert code == 0
     assert stderr.count("SKIP") == 1 and "2 more runs" in stderr and "3 of 3 done" in stderr
     assert study.journal() == ["a-s1-a 0", "b-s1-b 0", "c-s1-c 0"]
-    shutil.rmtree(study.path("b"))
-    assert study.make()[0] == 0 and study.journal()[3:] == ["b-s1-b 0"]
+    # Results of other code stop make until the user says what to do.
+    code, stderr = study.make(changed=["gpt2/model.py", "torch"])
+    assert code == 2
+    assert stderr.count("[run.other-code]") == stderr.count("gpt2/model.py, torch") == 1
+    assert "ON_STALE=rerun" in stderr and "ON_STALE=keep" in stderr
+    code, stderr = study.make(changed=["gpt2/model.py"], stale="keep")
+    assert code == 0 and len(re.findall(r"^SKIP .* 2 more .* kept$", stderr, re.M)) == 1
+    # File and reason are named once.
+    assert stderr.count("gpt2/model.py") == 1
+    assert len(study.journal()) == 3
+    code, _ = study.make(changed=["gpt2/model.py"], stale="rerun")
+    assert code == 0 and len(study.journal()) == 6
+    # The old results are moved aside, not deleted.
+    (old,) = study.path("a").parent.glob("a-s1-a.old-*")
+    assert json.loads((old / "status.json").read_text())["state"] == "SUCCESS"
 
 
-def test_goes_on_after_failures_and_starts_the_command_of_each_state(study):
+FAILURES = {
+    "a": ("raising", "ZeroDivisionError: division by a fake"),
+    "b": ("sigkill", "signal 9 (SIGKILL"),
+    "c": ("exit", "exit code 7"),
+    # At the end, when the result has been reported.
+    "d": ("full", "No space left on device"),
+    # The next run has a new server.
+    "e": ("killing the server", "exit code 255"),
+    # No log, no output: the terminal has one line of the run, with the cause.
+    "f": ("", "symbolic link"),
+    "g": ("", "Is a directory"),
+}
+
+
+def test_goes_on_after_failures_and_the_next_make_resumes_them(study):
     save = "import json, sys; open(sys.argv[1], 'a').write(json.load(sys.stdin)['run'] + ' ')"
     files = {state: study.folder / state for state in ("SUCCESS", "FAILED")}
     commands = {state: [sys.executable, "-c", save, str(file)] for state, file in files.items()}
-    runs = {"a": {"fail_at": 1, "fails_by": "raising"}, "b": {"full": True}}
-    code, stderr = study.make(runs=runs, commands=commands)
-    assert code == 1 and states(study, "abc") == [State.FAILED, State.FAILED, State.SUCCESS]
-    assert study.status("a").message == "ZeroDivisionError: division by a fake"
-    line = line_of(stderr, "FAIL", "00-a")
-    assert "division by a fake" in line and line.endswith(f"log: {study.path('a')}/logs.txt")
-    assert "Traceback" not in stderr
+    victim = study.folder / "victim"
+    victim.write_text("of another program\n")
+    for name in "fg":
+        study.path(name).mkdir(parents=True)
+    (study.path("f") / "logs.txt").symlink_to(victim)
+    (study.path("g") / "logs.txt").mkdir()
+    runs = {name: {"fail_at": 2, "fails_by": how} for name, (how, _) in FAILURES.items()}
+    names = [*FAILURES, "z"]
+    code, stderr = study.make(names=names, runs=runs, commands=commands)
+    assert code == 1 and study.status("z").state is State.SUCCESS
+    assert "Traceback" not in stderr and stderr.splitlines()[-1] == "EXIT    code 1"
+    for number, (name, (_, cause)) in enumerate(FAILURES.items()):
+        assert study.status(name).state is State.FAILED
+        line = line_of(stderr, "FAIL", f"0{number}-{name}")
+        assert cause in study.status(name).message and cause in line and "val loss" not in line
+        assert line.endswith(f"log: {study.path(name)}/logs.txt")
+        # No process trains on.
+        assert current_holder(RunDir(study.path(name))) is None
     assert "Traceback" in (study.path("a") / "logs.txt").read_text()
-    assert stderr.splitlines()[-1] == "EXIT    code 1"
-    # A disk that is full at the end, when the result has been reported.
-    line = line_of(stderr, "FAIL", "01-b")
-    assert "No space left on device" in line and "manifest.json" in line and "val loss" not in line
-    assert files["SUCCESS"].read_text() == "fake/02-c s1 "
-    assert files["FAILED"].read_text() == "fake/00-a s1 fake/01-b s1 "
+    assert victim.read_text() == "of another program\n"
+    assert files["SUCCESS"].read_text() == "fake/07-z s1 "
+    failed = [f"fake/0{number}-{name}" for number, name in enumerate(FAILURES)]
+    assert files["FAILED"].read_text().split()[::2] == failed
+    (study.folder / "healed").touch()
+    assert study.make(names=["a", "b", "c"], runs=runs)[0] == 0
+    # The runs resume: no step is repeated.
+    assert all(study.steps(name) == [0, 1, 2] for name in "abc")
 
 
 def test_stops_after_a_failure_where_asked_to(study):
-    runs = {"a": {"fail_at": 1, "fails_by": "raising"}}
+    runs = {"a": {"fails_by": "raising"}}
     code, stderr = study.make(runs=runs, keep_going=False)
     assert code == 1 and states(study, "bc") == [None, None]
     assert "0 done, 1 failed, 2 left" in stderr
-
-
-def test_a_worker_that_dies_is_a_failed_run_and_is_tried_again(study):
-    causes = {"a": "signal 9 (SIGKILL", "b": "exit code 7"}
-    runs = {name: {"fail_at": 2, "fails_by": how} for name, how in zip("ab", ("sigkill", "exit"))}
-    code, stderr = study.make(runs=runs)
-    assert code == 1 and states(study, "c") == [State.SUCCESS]
-    for name, cause in causes.items():
-        assert cause in study.status(name).message and cause in stderr
-    (study.folder / "healed").touch()
-    assert study.make(runs=runs)[0] == 0
-    # The runs resume: no step is repeated.
-    assert study.steps("a") == study.steps("b") == [0, 1, 2]
-
-
-def test_a_log_that_cannot_be_written_is_the_cause_of_the_failure(study):
-    """No log yet, no output: the terminal has one line of the run, with the cause."""
-    victim = study.folder / "victim"
-    victim.write_text("of another program\n")
-    for name in "ab":
-        study.path(name).mkdir(parents=True)
-    (study.path("a") / "logs.txt").symlink_to(victim)
-    (study.path("b") / "logs.txt").mkdir()
-    code, stderr = study.make()
-    assert code == 1 and "Traceback" not in stderr
-    for name, cause in (("a", "symbolic link"), ("b", "Is a directory")):
-        assert cause in study.status(name).message and cause in stderr
-    assert victim.read_text() == "of another program\n"
-    assert states(study, "c") == [State.SUCCESS]
 
 
 def test_a_run_that_stalls_twice_fails_and_is_resumed(study):
@@ -114,17 +124,9 @@ def test_a_run_that_stalls_twice_fails_and_is_resumed(study):
     assert study.steps("b") == [0, 1, 2]
 
 
-def test_a_worker_without_its_server_is_ended(study):
-    runs = {"b": {"fail_at": 2, "fails_by": "killing the server"}}
-    code, _ = study.make(runs=runs)
-    # No process trains on: its lease is free, and the next run has a new server.
-    assert code == 1 and current_holder(RunDir(study.path("b"))) is None
-    assert states(study, "bc") == [State.FAILED, State.SUCCESS]
-
-
 def test_ctrl_c_twice_stops_at_once(study):
     # The first step waits for data; a worker between steps would save.
-    make = study.start(all={"steps": 2, "fail_at": 0, "fails_by": "waiting for data"})
+    make = study.start(all={"fails_by": "waiting for data"})
     study.wait_until(lambda: (study.folder / "journal.fifo").exists())
     os.killpg(make.pid, signal.SIGINT)
     time.sleep(0.5)
@@ -138,20 +140,20 @@ def test_ctrl_c_twice_stops_at_once(study):
 
 def test_the_worker_of_a_killed_parent_saves_and_the_next_make_waits_for_it(study):
     """Without a report, which would show that the pipe is closed."""
-    slow = {"all": {"steps": 4, "step_seconds": 0.4, "silent": True}, "names": ["a"]}
+    slow = {"all": {"steps": 3, "step_seconds": 0.4, "silent": True}, "names": ["a"]}
     make = study.start(**slow)
     study.wait_until(lambda: len(study.steps("a")) == 1)
     os.kill(make.pid, signal.SIGKILL)
     # The old worker finishes its step before it stops; no other worker trains the run meanwhile.
     assert study.make(**slow)[0] == 0
-    assert study.steps("a") == list(range(4)) and study.journal()[1] == "a-s1-a 2"
+    assert study.steps("a") == list(range(3)) and study.journal()[1] == "a-s1-a 2"
 
 
 def test_two_makes_train_each_run_once_and_both_wait_for_all(study):
     everyone = {
         "all": {"steps": 3, "step_seconds": 0.1},
         "names": list("abcdef"),
-        "runs": {"a": {"fail_at": 1, "fails_by": "raising"}},
+        "runs": {"a": {"fails_by": "raising"}},
     }
     outcomes = [study.finish(m) for m in [study.start(**everyone), study.start(**everyone)]]
     # The run that fails is tried by one of them.
@@ -159,12 +161,11 @@ def test_two_makes_train_each_run_once_and_both_wait_for_all(study):
     assert sorted(study.journal()) == [f"{name}-s1-{name} 0" for name in "abcdef"]
     # Each trained some, and was informed about the others.
     for _, stderr in outcomes:
-        assert 0 < stderr.count("by another process") < 6
-        assert stderr.count("DONE") == 5
+        assert 0 < stderr.count("by another process") < 6 and stderr.count("DONE") == 5
 
 
 def test_a_make_stopped_until_its_lease_is_taken_writes_nothing_more(study):
-    slow = {"steps": 30, "step_seconds": 0.05}
+    slow = {"steps": 20, "step_seconds": 0.05}
     first = study.start(all=slow, names=["a"], lease=1)
     study.wait_until(lambda: len(study.steps("a")) > 3)
     # Parent, server and worker, as a machine that does not answer.
@@ -177,7 +178,7 @@ def test_a_make_stopped_until_its_lease_is_taken_writes_nothing_more(study):
     assert code == 0 and "by another process" in stderr
     assert f"process {second.pid}" in line_of(stderr, "STOP", "00-a")
     assert study.finish(second)[0] == 0
-    assert study.steps("a") == list(range(30))
+    assert study.steps("a") == list(range(20))
 
 
 def test_a_worker_that_does_not_wait_trains_what_is_free_and_ends(study):
@@ -219,24 +220,6 @@ def test_runs_as_many_at_a_time_as_jobs_says(study):
     ended = [(study.path(n) / "status.json").stat().st_mtime for n in "abcd"]
     assert max(sum(b <= t < e for b, e in zip(began, ended)) for t in began) == 2
     assert began == sorted(began)
-
-
-def test_stale_results_stop_make_until_the_user_says(study):
-    study.make()
-    code, stderr = study.make(changed=["gpt2/model.py", "torch"])
-    assert code == 2
-    assert stderr.count("[run.other-code]") == stderr.count("gpt2/model.py, torch") == 1
-    assert "ON_STALE=rerun" in stderr and "ON_STALE=keep" in stderr
-    code, stderr = study.make(changed=["gpt2/model.py"], stale="keep")
-    assert code == 0 and len(re.findall(r"^SKIP .* 2 more .* kept$", stderr, re.M)) == 1
-    # File and reason are named once.
-    assert stderr.count("gpt2/model.py") == 1
-    assert len(study.journal()) == 3
-    code, _ = study.make(changed=["gpt2/model.py"], stale="rerun")
-    assert code == 0 and len(study.journal()) == 6
-    # The old results are moved aside, not deleted.
-    (old,) = study.path("a").parent.glob("a-s1-a.old-*")
-    assert json.loads((old / "status.json").read_text())["state"] == "SUCCESS"
 
 
 def test_a_terminal_gets_a_live_table_and_ends_clean(study):
