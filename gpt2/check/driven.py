@@ -128,11 +128,11 @@ def driven_config(small: Config, configured: Config) -> Config:
         if isinstance(value := configured.values.get(name), int) and value
     }
     tokens = _SEQUENCES * small.model.shape.block_size
-    budget: dict[str, SymbolValue] = {
-        "BUDGET": str(configured.values["BUDGET"]),
-        "MAX_TOKENS": STEPS * tokens - tokens // 2,
-        "MAX_FLOPS": str((STEPS - 0.5) * tokens * small.model.flops_per_token()),
-    }
+    kind = str(configured.values["BUDGET"])
+    budget: dict[str, SymbolValue] = {"BUDGET": kind, "MAX_TOKENS": STEPS * tokens - tokens // 2}
+    # Without it, steps with different models are driven alike, and once.
+    if kind == "flops":
+        budget["MAX_FLOPS"] = str((STEPS - 0.5) * tokens * small.model.flops_per_token())
     driven = with_changes(small, **(_SETTINGS | budget | limits))
     # Other values than in any configuration, so that a constant in the code cannot pass for one.
     return with_scaled_floats(driven, _SCALED, _SCALE)
