@@ -14,6 +14,7 @@ from gpt2.config import Config
 from gpt2.model import GPT
 from gpt2.records.files import write_resolved_config
 from gpt2.study.resolve import resolve_config
+from gpt2.weights.convert import load_initial_weights
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -22,9 +23,9 @@ from lib.runs.run_dir import RunDir
 from tests.gpt2.training.conftest import BASE, Trainer
 from tests.lib.fabricated import complete
 
-SIZE: dict[str, SymbolValue | None] = {"N_LAYER": 3, "N_HEAD": 4, "N_EMBD": 32, "BLOCK_SIZE": 80}
+SIZE: dict[str, SymbolValue | None] = {"N_HEAD": 4, "N_EMBD": 32, "BLOCK_SIZE": 80}
 SIZE |= {"DROPOUT": "0.0", "PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
-THEIRS = {"n_layer": 3, "n_head": 4, "n_embd": 32, "n_positions": 80, "vocab_size": 257}
+THEIRS = {"n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 80, "vocab_size": 257}
 
 
 @pytest.fixture(scope="session")
@@ -126,6 +127,24 @@ def native(config: Config) -> GPT:
     return model.eval()
 
 
+def drawn(config: Config) -> GPT:
+    """Build a randomly initialized model."""
+    model = GPT(config.model)
+    model.init_weights(3)
+    return model.eval()
+
+
+def loaded(config: Config, build_dir: Path) -> tuple[GPT, str, dict[str, str]]:
+    """Build a model with the weights of INIT_FROM; return it, the log line and the digests."""
+    model, lines = drawn(config), list[str]()
+
+    def write(tag: str, text: str) -> None:
+        lines.append(f"{tag} {text}")
+
+    digests = load_initial_weights(model, config, build_dir, write)
+    return model, lines[0], digests
+
+
 def random_gpt2(**settings: Any) -> Any:
     """Build a GPT2LMHeadModel with large random weights."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -151,13 +170,6 @@ def saved_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(saved_gpt2: Path, tmp_path: Path) -> Path:
     """Return a copy of the saved transformers model."""
     return shutil.copytree(saved_gpt2, tmp_path / "theirs")
-
-
-@pytest.fixture
-def finished(tmp_path: Path) -> Callable[..., RunDir]:
-    """Return a function that writes a finished run with random weights, half of one matrix pruned."""
-
-    return lambda config, name="run": write_finished(config, tmp_path / name)
 
 
 def write_finished(config: Config, path: Path) -> RunDir:

@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,14 +12,10 @@ import torch
 
 from gpt2 import kv_cache
 from gpt2.attention.options import TermOptions
-from gpt2.config import Config
 from gpt2.data.tokenizer import load_tokenizer
-from gpt2.model import GPT
 from gpt2.records.files import find_finished
 from gpt2.shape import Cost, ModelShape
-from gpt2.weights.convert import load_initial_weights
 from gpt2.weights.hf import unsupported_components
-from gpt2.weights.match import _parts
 from gpt2.weights.model_code import model_files
 from gpt2.weights.trained import load_run
 from lib.errors import ConfigError, PreflightError
@@ -28,20 +23,25 @@ from lib.json_files import read_json_object
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.gpt2.data.conftest import downloads
-from tests.gpt2.weights.conftest import export, native, random_weights
+from tests.gpt2.weights.conftest import (
+    OWN_CODE,
+    export,
+    loaded,
+    native,
+    random_weights,
+    write_finished,
+)
 from tests.lib.fabricated import reseal
 
-Configure = Callable[..., Config]
-Finished = Callable[..., RunDir]
 __all__ = ["downloads"]
 
-SUPPORTED: dict[str, dict[str, Any]] = {
-    "gpt2": {},
-    "without biases": {"BIAS": False},
-    "exact gelu": {"ACTIVATION_GELU_EXACT": True},
-    "wide mlp": {"MLP_HIDDEN": 48},
-    "exact vocabulary": {"VOCAB_MULTIPLE": 1},
+OTHERS = {
+    "BIAS": False,
+    "ACTIVATION_GELU_EXACT": True,
+    "MLP_HIDDEN": 48,
+    "VOCAB_MULTIPLE": 1,
 }
+TEXT = (ROOT / "README.md").read_text() + " naïve — 東京 🙂\n\n\t don't  stop\x00\x7f"
 
 
 def from_transformers(folder: Path) -> Any:
@@ -53,12 +53,19 @@ def from_transformers(folder: Path) -> Any:
     return theirs.eval()
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
+def assert_weights(model: Any, weights: dict[str, torch.Tensor]) -> None:
+    """Check that the parameters have the bits of ``weights``."""
+    parameters = dict(model.named_parameters())
+    assert parameters.keys() == weights.keys()
+    assert [name for name in weights if not torch.equal(parameters[name], weights[name])] == []
+
+
+@pytest.mark.parametrize("settings", [{}, OTHERS], ids=["gpt2", "others"])
 def test_a_dense_gpt2_is_one_of_transformers_and_comes_back_bit_identical(
-    configure, finished, tmp_path, name
+    configure, tmp_path, settings
 ):
-    config = configure(**SUPPORTED[name])
-    export(finished(config), tmp_path / "out", tmp_path)
+    config = configure(**settings)
+    export(write_finished(config, tmp_path / "run"), tmp_path / "out", tmp_path)
     model, theirs = native(config), from_transformers(tmp_path / "out")
     ids_BT = torch.arange(2 * 80).reshape(2, 80) % 257
     expected = theirs(input_ids=ids_BT).logits
@@ -66,24 +73,19 @@ def test_a_dense_gpt2_is_one_of_transformers_and_comes_back_bit_identical(
     # Pruned weights stay zeros. Conv1D is [in, out]: rows of ours are columns there.
     assert not theirs.transformer.h[0].attn.c_proj.weight[:, ::2].any()
     assert theirs.transformer.h[0].attn.c_proj.weight[:, 1::2].all()
-
-    again = configure(**SUPPORTED[name], INIT_FROM="hf:./out")
-    loaded = GPT(again.model)
-    load_initial_weights(loaded, again, tmp_path, lambda tag, text: None)
-    weights = random_weights(config)
-    for found in (loaded, load_run(tmp_path / "out")):
-        parameters = dict(found.named_parameters())
-        assert parameters.keys() == weights.keys()
-        for key, value in weights.items():
-            assert torch.equal(parameters[key], value), key
+    for again in (
+        loaded(configure(**settings, INIT_FROM="hf:./out"), tmp_path)[0],
+        load_run(tmp_path / "out"),
+    ):
+        assert_weights(again, random_weights(config))
 
 
 @pytest.mark.parametrize("wrong", ["relu", "nosuch", "a gated activation"])
 def test_an_activation_with_another_function_in_transformers_is_not_exported(
-    configure, finished, tmp_path, monkeypatch, wrong
+    configure, tmp_path, monkeypatch, wrong
 ):
     config = configure(ACTIVATION_GELU_EXACT=True)
-    run = finished(config)
+    run = write_finished(config, tmp_path / "run")
     if wrong == "a gated activation":
         # Its c_fc has twice the outputs that transformers expects.
         weights = random_weights(config)
@@ -109,33 +111,18 @@ class UnknownOptions(TermOptions):
         return Cost()
 
 
-class TestUnknownComponents:
-    """A component is exported with its code or refused, without being listed anywhere."""
-
-    def test_it_is_not_one_of_gpt2(self, configure):
-        model = configure().model
-        assert unsupported_components(model) == []
-        attention = dataclasses.replace(model.attention, terms=(UnknownOptions(),))
-        other = dataclasses.replace(model, attention=attention)
-        assert unsupported_components(other) == ["unknown"]
-        # Of a field for another kind of component, too.
-        activation = dataclasses.replace(model.mlp, activation=(UnknownOptions(),))
-        assert unsupported_components(dataclasses.replace(model, mlp=activation)) == ["unknown"]
-        assert _parts(other) == {"UNKNOWN"}
-
-    def test_another_function_is_refused(self, configure, finished, tmp_path, monkeypatch):
-        """Without parameters, as the norm of queries and keys, and overlooked by the list."""
-        run = finished(configure())
-        transform = GPT.transform
-        monkeypatch.setattr(GPT, "transform", lambda self, x, cache=None: transform(self, 2 * x))
-        with pytest.raises(ConfigError) as caught:
-            export(run, tmp_path / "out", tmp_path)
-        assert caught.value.codes == ["export.other-model"]
-        assert not (tmp_path / "out").exists()
+def test_an_unknown_component_is_not_one_of_gpt2(configure):
+    """Of a field for another kind of component, too."""
+    model = configure().model
+    assert unsupported_components(model) == []
+    attention = dataclasses.replace(model.attention, terms=(UnknownOptions(),))
+    mlp = dataclasses.replace(model.mlp, activation=(UnknownOptions(),))
+    for change in ({"attention": attention}, {"mlp": mlp}):
+        assert unsupported_components(dataclasses.replace(model, **change)) == ["unknown"]
 
 
 def test_the_tokenizer_of_transformers_cuts_as_ours_does(
-    configure, finished, downloads, tmp_path, monkeypatch
+    configure, downloads, tmp_path, monkeypatch
 ):
     from transformers import AutoTokenizer
 
@@ -143,15 +130,12 @@ def test_the_tokenizer_of_transformers_cuts_as_ours_does(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "downloads").symlink_to(downloads)
     config = configure(TOKENIZER_BYTE=None, TOKENIZER_GPT2=True, N_LAYER=1)
-    export(finished(config), tmp_path / "out", tmp_path)
+    export(write_finished(config, tmp_path / "run"), tmp_path / "out", tmp_path)
 
-    theirs, mine = AutoTokenizer.from_pretrained(tmp_path / "out"), load_tokenizer(
-        "gpt2", downloads.parent
-    )
-
-    text = (ROOT / "README.md").read_text() + " naïve — 東京 🙂\n\n\t don't  stop"
-    assert theirs(text)["input_ids"] == mine.encode(text).tolist()
-    assert theirs.decode(mine.encode(text)) == text
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    mine = load_tokenizer("gpt2", downloads.parent)
+    assert theirs(TEXT)["input_ids"] == mine.encode(TEXT).tolist()
+    assert theirs.decode(mine.encode(TEXT)) == TEXT
     assert (len(theirs), theirs.eos_token_id) == (50257, mine.end_of_text)
     assert from_transformers(tmp_path / "out").config.eos_token_id == mine.end_of_text
     # Ids as OpenAI published them.
@@ -160,98 +144,102 @@ def test_the_tokenizer_of_transformers_cuts_as_ours_does(
 
 
 @pytest.mark.slow
-def test_the_example_of_the_documents_runs(configure, finished, tmp_path, monkeypatch):
-    export(finished(configure()), tmp_path / "models" / "baseline", tmp_path)
-    export(finished(configure(RECIPROCAL=True), "ra"), tmp_path / "models" / "ra", tmp_path)
+def test_the_example_of_the_documents_runs(configure, tmp_path, monkeypatch):
+    for name, settings in {"baseline": {}, "ra": {"RECIPROCAL": True}}.items():
+        run = write_finished(configure(**settings), tmp_path / name)
+        export(run, tmp_path / "models" / name, tmp_path)
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "weights.md").read_text()
     names: dict[str, Any] = {"torch": torch}
     theirs, with_code, own = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(theirs, names)
-    assert names["model"].config.n_layer == 3 and len(names["tokenizer"]) == 257
+    assert names["model"].config.n_layer == 2 and len(names["tokenizer"]) == 257
     exec(with_code, names)
     assert names["text"].startswith("The ")
     exec(own, names)
     assert names["logits"].shape == (1, 3, 257)
 
 
-class TestRefusals:
-    """Invalid exports and imports are rejected and leave the folder unchanged."""
+@pytest.fixture
+def run(configure, tmp_path) -> RunDir:
+    return write_finished(configure(), tmp_path / "run")
 
-    def test_a_run_that_is_not_done(self, configure, finished, tmp_path):
-        run = finished(configure())
-        write_status(run, RunStatus(State.INTERRUPTED))
-        with pytest.raises(ConfigError, match="INTERRUPTED") as error:
-            find_finished(str(run.path), tmp_path)
-        assert (error.value.exit_code, error.value.codes) == (2, ["run.not-finished"])
-        run.status.unlink()
-        with pytest.raises(ConfigError) as error:
-            find_finished(str(run.path), tmp_path)
-        assert error.value.codes == ["run.damaged"]
-        for file in (run.weights, run.summary, run.per_query):
-            file.unlink()
-        with pytest.raises(ConfigError) as error:
-            find_finished(str(run.path), tmp_path)
-        assert error.value.codes == ["run.not-found"]
 
-    def test_a_folder_with_other_content(self, configure, finished, tmp_path, capsys):
-        run, out = finished(configure()), tmp_path / "out"
-        out.mkdir()
-        export(run, out, tmp_path)
-        export(run, out, tmp_path)
-        assert f"{out} is up to date" in capsys.readouterr().err
+def test_a_run_that_is_not_done_is_not_exported(run, tmp_path):
+    write_status(run, RunStatus(State.INTERRUPTED))
+    with pytest.raises(ConfigError, match="INTERRUPTED") as error:
+        find_finished(str(run.path), tmp_path)
+    assert (error.value.exit_code, error.value.codes) == (2, ["run.not-finished"])
+    run.status.unlink()
+    with pytest.raises(ConfigError) as error:
+        find_finished(str(run.path), tmp_path)
+    assert error.value.codes == ["run.damaged"]
+    for file in (run.weights, run.summary, run.per_query):
+        file.unlink()
+    with pytest.raises(ConfigError) as error:
+        find_finished(str(run.path), tmp_path)
+    assert error.value.codes == ["run.not-found"]
 
-        (out / "config.json").write_text("mine")
+
+def test_a_folder_with_other_content_is_refused(run, tmp_path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    export(run, out, tmp_path)
+    export(run, out, tmp_path)
+    assert f"{out} is up to date" in capsys.readouterr().err
+    (out / "config.json").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for target, file in ((out, out / "config.json"), (tmp_path / "file", tmp_path / "file")):
         with pytest.raises(ConfigError) as caught:
-            export(run, out, tmp_path)
+            export(run, target, tmp_path)
         assert caught.value.codes == ["export.target-exists"]
-        assert (out / "config.json").read_text() == "mine"
-        (tmp_path / "file").touch()
-        with pytest.raises(ConfigError) as caught:
-            export(run, tmp_path / "file", tmp_path)
-        assert caught.value.codes == ["export.target-exists"]
-        assert {p.name for p in tmp_path.iterdir()} == {"run", "out", "file"}
-
-    def test_a_full_disk_leaves_nothing(self, configure, finished, tmp_path, monkeypatch):
-        def full(*arguments: Any, **named: Any) -> None:
-            raise OSError(28, "No space left on device")
-
-        run = finished(configure())
-        monkeypatch.setattr("gpt2.weights.export.write_json", full)
-        with pytest.raises(OSError, match="No space left"):
-            export(run, tmp_path / "out", tmp_path)
-        assert [p.name for p in tmp_path.iterdir()] == ["run"]
-
-    def test_weights_of_another_model(self, configure, finished, tmp_path):
-        one, other = finished(configure()), finished(configure(N_LAYER=2), "other")
-        one.weights.write_bytes(other.weights.read_bytes())
-        with pytest.raises(PreflightError) as caught:
-            load_run(one.path)
-        assert caught.value.codes == ["weights.shape-mismatch"]
-        # The digest is that of the manifest.
-        with pytest.raises(PreflightError) as caught:
-            export(one, tmp_path / "out", tmp_path)
-        assert caught.value.codes == ["weights.damaged"] and caught.value.exit_code == 3
-        assert not (tmp_path / "out").exists()
-        one.weights.unlink()
-        with pytest.raises(PreflightError) as caught:
-            load_run(one.path)
-        assert caught.value.codes == ["weights.damaged"]
-        one.resolved_config.unlink()
-        with pytest.raises(ConfigError) as missing:
-            load_run(one.path)
-        assert missing.value.codes == ["run.damaged"]
+        assert file.read_text() == "mine"
+    assert {p.name for p in tmp_path.iterdir()} == {"run", "out", "file"}
 
 
-def test_a_model_that_transformers_lacks_has_its_code(exported):
-    name, model, folder = exported.name, exported.ours, exported.folder
+def test_a_full_disk_leaves_nothing(run, tmp_path, monkeypatch):
+    def full(*arguments: Any, **named: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gpt2.weights.export.write_json", full)
+    with pytest.raises(OSError, match="No space left"):
+        export(run, tmp_path / "out", tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_weights_of_another_model_are_refused(configure, run, tmp_path):
+    other = write_finished(configure(N_LAYER=1), tmp_path / "other")
+    run.weights.write_bytes(other.weights.read_bytes())
+    with pytest.raises(PreflightError) as caught:
+        load_run(run.path)
+    assert caught.value.codes == ["weights.shape-mismatch"]
+    # The digest is that of the manifest.
+    with pytest.raises(PreflightError) as caught:
+        export(run, tmp_path / "out", tmp_path)
+    assert caught.value.codes == ["weights.damaged"] and caught.value.exit_code == 3
+    assert not (tmp_path / "out").exists()
+    run.weights.unlink()
+    with pytest.raises(PreflightError) as caught:
+        load_run(run.path)
+    assert caught.value.codes == ["weights.damaged"]
+    run.resolved_config.unlink()
+    with pytest.raises(ConfigError) as missing:
+        load_run(run.path)
+    assert missing.value.codes == ["run.damaged"]
+
+
+def test_a_model_that_transformers_lacks_has_its_code(exported, configure, tmp_path):
+    name, folder = exported.name, exported.folder
     ids_BT = torch.arange(2 * 80).reshape(2, 80) % 257
     with torch.no_grad():
-        expected = model(ids_BT)
+        expected = exported.ours(ids_BT)
         for cached in (False, True):
             found = exported.theirs(input_ids=ids_BT, use_cache=cached).logits
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert torch.equal(load_run(folder)(ids_BT), model(ids_BT))
+    weights = dict(exported.ours.named_parameters())
+    config = configure(**OWN_CODE[name], INIT_FROM=f"hf:{folder}")
+    for again in (load_run(folder), loaded(config, tmp_path)[0]):
+        assert_weights(again, weights)
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
 
     code = {path.stem: path.read_text() for path in folder.glob("*.py")}
@@ -277,9 +265,8 @@ def test_the_byte_tokenizer_and_the_card(exported):
 
     folder = exported.folder
     theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-    text = (ROOT / "README.md").read_text()[:500] + " naïve — 東京 🙂\n\n\t don't  stop\x00\x7f"
-    assert theirs(text)["input_ids"] == list(text.encode())
-    assert theirs.decode(list(text.encode())) == text
+    assert theirs(TEXT)["input_ids"] == list(TEXT.encode())
+    assert theirs.decode(list(TEXT.encode())) == TEXT
     assert (len(theirs), theirs.eos_token_id) == (257, 256)
     assert theirs.encode("<|endoftext|>") == [256]
     card = (folder / "README.md").read_text()
