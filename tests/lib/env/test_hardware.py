@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,22 +14,6 @@ from lib.env.preflight import pinned_gpu_problems
 
 CPU = torch.device("cpu")
 GIB = 1024**3
-
-
-@pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Return a function that makes torch report GPUs of different models."""
-
-    def fake(count: int) -> None:
-        found = [SimpleNamespace(name=f"G{i}", total_memory=(24 + i) * GIB) for i in range(count)]
-        monkeypatch.setattr("torch.cuda.is_available", lambda: count > 0)
-        monkeypatch.setattr("torch.cuda.device_count", lambda: count)
-        monkeypatch.setattr(
-            "torch.cuda.get_device_properties",
-            lambda i: found[i if isinstance(i, int) else i.index],
-        )
-
-    return fake
 
 
 def test_a_machine_without_a_gpu_says_so(tmp_path, program):
@@ -48,8 +31,11 @@ def test_a_machine_without_a_gpu_says_so(tmp_path, program):
         assert not (tmp_path / "new" / "rocm_smi.txt").exists()
 
 
-def test_every_visible_gpu_and_what_the_programs_say(tmp_path, program, gpus):
-    gpus(2)
+def test_every_visible_gpu_and_what_the_programs_say(tmp_path, program, monkeypatch):
+    gpus = [SimpleNamespace(name=f"G{i}", total_memory=(24 + i) * GIB) for i in range(2)]
+    by_device = {0: gpus[0], 1: gpus[1], torch.device("cuda", 0): gpus[0]}
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_properties", by_device.__getitem__)
     program("nvidia-smi", {"*": "| Driver Version: 595.1 |\n"})
     program("rocm-smi", {"*": 2})
     found = probe_hardware(tmp_path, torch.device("cuda", 0))
@@ -69,8 +55,8 @@ def test_every_visible_gpu_and_what_the_programs_say(tmp_path, program, gpus):
         (2, True, 2, None, []),
     ],
 )
-def test_gpus_that_a_run_leaves_unused(gpus, monkeypatch, visible, pinned, processes, hip, advice):
-    gpus(visible)
+def test_gpus_that_a_run_leaves_unused(monkeypatch, visible, pinned, processes, hip, advice):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
     monkeypatch.setattr("torch.version.hip", hip)
     problems = pinned_gpu_problems(pinned, processes)
     assert [problem.next for problem in problems] == advice

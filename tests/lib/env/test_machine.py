@@ -56,13 +56,11 @@ def refused(machine: MachineConfig, processes: int = 1) -> PreflightError:
     return refusal.value
 
 
-def test_a_missing_gpu_is_refused_with_advice(monkeypatch):
+def test_all_that_a_machine_lacks_is_listed(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     error = refused(GPU)
     assert error.codes == ["gpu.missing"] and "+cpu" in error.problems[0].next
 
-
-def test_all_that_a_gpu_lacks_is_listed(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: False)
@@ -71,27 +69,19 @@ def test_all_that_a_gpu_lacks_is_listed(monkeypatch):
     assert error.codes == ["gpu.too-few", "gpu.unsupported"]
     assert "GPUS=4" in str(error) and "Old GPU" in str(error)
 
-
-def test_compiling_without_a_compiler_is_refused(monkeypatch):
     monkeypatch.setenv("PATH", "")
     error = refused(replace(CPU, compile=True))
     assert error.codes == ["env.missing-compiler"] and "COMPILE=y" in str(error)
 
 
 def test_settings_are_applied():
-    torch.backends.cudnn.allow_tf32 = True
-    assert set_up(CPU, ProcessRank()) == torch.device("cpu")
-    assert torch.get_num_threads() == 1
-    assert torch.are_deterministic_algorithms_enabled()
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert not torch.backends.cudnn.allow_tf32
-    set_up(
-        replace(CPU, deterministic="off", matmul_precision="medium", cpu_threads=2), ProcessRank()
-    )
-    assert torch.get_num_threads() == 2
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert torch.get_float32_matmul_precision() == "medium"
-    assert torch.backends.cudnn.allow_tf32
+    other = replace(CPU, deterministic="off", matmul_precision="medium", cpu_threads=2)
+    for machine, strict in ((CPU, True), (other, False)):
+        assert set_up(machine, ProcessRank()) == torch.device("cpu")
+        assert torch.get_num_threads() == machine.cpu_threads
+        assert torch.are_deterministic_algorithms_enabled() == strict
+        assert torch.get_float32_matmul_precision() == machine.matmul_precision
+        assert torch.backends.cudnn.allow_tf32 != strict
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,7 @@ def words(found: list[Problem], code: str) -> str:
     return problem.what
 
 
-@pytest.mark.parametrize("asked", KINDS)
-@pytest.mark.parametrize("kind", (*KINDS, "system"))
+@pytest.mark.parametrize(("asked", "kind"), product(KINDS, (*KINDS, "system")))
 def test_each_policy_takes_its_own_kind_alone(config, asked, kind):
     assert problems(config, "environment", of_kind(kind)) == []
     found = problems(replace(config, policy=asked, name="llmhe"), "environment", of_kind(kind))
@@ -63,9 +63,8 @@ def test_each_policy_takes_its_own_kind_alone(config, asked, kind):
     ],
 )
 def test_the_name(config, policy, expected, name, code):
-    wanted, variables = replace(config, policy=policy, name=expected), {
-        "CONDA_PREFIX": f"/envs/{name}"
-    }
+    wanted = replace(config, policy=policy, name=expected)
+    variables = {"CONDA_PREFIX": f"/envs/{name}"}
     found = problems(wanted, "environment", of_kind(policy, name), variables=variables)
     assert [problem.code for problem in found] == [code] * bool(code)
     if code:
@@ -81,8 +80,10 @@ def test_a_conda_environment_that_is_not_activated(conda_config, variables):
 
 @pytest.mark.parametrize(
     ("asked", "passes"),
-    [("", True), ("3.13", True), ("3.13.1", True)]
-    + [(other, False) for other in ("3.1", "3.12", "3.13.2", "3.13.10")],
+    [
+        *((prefix, True) for prefix in ("", "3.13", "3.13.1")),
+        *((prefix, False) for prefix in ("3.1", "3.12", "3.13.2", "3.13.10")),
+    ],
 )
 def test_python_by_as_many_parts_as_are_said(config, asked, passes):
     found = problems(replace(config, python=asked), "python")
@@ -92,12 +93,13 @@ def test_python_by_as_many_parts_as_are_said(config, asked, passes):
         assert f"ENV_PYTHON={asked}:" in said and "Python 3.13.1" in said
 
 
-@pytest.mark.parametrize("name", FOREIGN_FILES)
-def test_a_trace_of_another_tool(conda_config, tmp_path, name):
+def test_traces_of_other_tools(conda_config, tmp_path):
     assert problems(conda_config, "foreign tools", root=tmp_path) == []
-    (tmp_path / name).symlink_to(tmp_path / "gone")
+    for name in FOREIGN_FILES:
+        (tmp_path / name).symlink_to(tmp_path / "gone")
     found = problems(conda_config, "foreign tools", root=tmp_path)
-    assert name in words(found, "env.foreign-file")
+    assert [problem.where for problem in found] == [str(tmp_path / name) for name in FOREIGN_FILES]
+    assert {problem.code for problem in found} == {"env.foreign-file"}
     allowed = replace(conda_config, forbid_foreign=False)
     assert problems(allowed, "foreign tools", root=tmp_path) == []
 
@@ -116,45 +118,40 @@ def test_less_space_than_asked_for(config, tmp_path):
     assert found[0].where == str(tmp_path)
 
 
-class TestLockFile:
-    """Lock files of uv, of PEP 751 and plain lists, compared with installed packages."""
+def lock_problems(config: EnvironmentConfig, lock: Path, enforce: bool = True) -> list[Problem]:
+    wanted = replace(config, lock_file=lock.name, lock_enforce=enforce)
+    return problems(wanted, "lock file", root=lock.parent)
 
-    FORMS = {
-        "uv.lock": ("version = 1\n", '[[package]]\nname = "{}"\nversion = "{}"\n'),
-        "pylock.toml": ('lock-version = "1.0"\n', '[[packages]]\nname = "{}"\nversion = "{}"\n'),
-        "pins.txt": ("# pins\n", "{}=={} ; python_version > '3' \\\n"),
-    }
 
-    @pytest.fixture(params=FORMS)
-    def lock(self, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-        """Return a lock file of all installed packages, with names in another spelling."""
-        head, line = self.FORMS[request.param]
-        lines = [
-            line.format(n.replace("-", "_").upper(), v) for n, v in installed_packages().items()
-        ]
-        # For another platform.
-        path = tmp_path / request.param
-        path.write_text(head + "".join([*lines, line.format("elsewhere", "1")]))
-        return path
+# Lock files of uv, of PEP 751 and plain lists.
+@pytest.mark.parametrize(
+    ("name", "head", "line"),
+    [
+        ("uv.lock", "version = 1\n", '[[package]]\nname = "{}"\nversion = "{}"\n'),
+        ("pylock.toml", "", '[[packages]]\nname = "{}"\nversion = "{}"\n'),
+        ("pins.txt", "# pins\n", "{}=={} ; python_version > '3' \\\n"),
+    ],
+)
+def test_installed_packages_are_those_of_the_lock_file(config, tmp_path, name, head, line):
+    """Names in another spelling are the same, and packages of another platform may be missing."""
+    here, lock = installed_packages(), tmp_path / name
+    lines = [line.format(n.replace("-", "_").upper(), version) for n, version in here.items()]
+    lock.write_text(head + "".join([*lines, line.format("elsewhere", "1")]))
+    assert lock_problems(config, lock) == []
+    text = lock.read_text().replace("NUMPY", "BUMPY")
+    lock.write_text(text.replace(here["rich"], "0.0.1"))
+    said = words(lock_problems(config, lock), "lock-file.mismatch")
+    assert "ENV_LOCK_ENFORCE=y:" in said
+    assert f"numpy {here['numpy']} (not " in said
+    assert re.search(rf"rich {re.escape(here['rich'])} \(.*0\.0\.1\)", said)
+    assert lock_problems(config, lock, enforce=False) == []
 
-    def problems(self, config: EnvironmentConfig, lock: Path, enforce: bool = True) -> list:
-        wanted = replace(config, lock_file=lock.name, lock_enforce=enforce)
-        return problems(wanted, "lock file", root=lock.parent)
 
-    def test_what_is_installed_stands_in_it(self, config, lock):
-        assert self.problems(config, lock) == []
-        text = lock.read_text().replace("NUMPY", "BUMPY")
-        lock.write_text(text.replace(installed_packages()["rich"], "0.0.1"))
-        said = words(self.problems(config, lock), "lock-file.mismatch")
-        assert "ENV_LOCK_ENFORCE=y:" in said
-        assert f"numpy {installed_packages()['numpy']} (not " in said
-        assert re.search(rf"rich {re.escape(installed_packages()['rich'])} \(.*0\.0\.1\)", said)
-        assert self.problems(config, lock, enforce=False) == []
-
-    def test_none_and_an_empty_one(self, config, tmp_path):
-        words(self.problems(config, tmp_path / "uv.lock"), "lock-file.missing")
-        (tmp_path / "uv.lock").write_text("version = 1\n")
-        words(self.problems(config, tmp_path / "uv.lock", False), "lock-file.empty")
-        for content in (b"[[[", b"\xff"):
-            (tmp_path / "uv.lock").write_bytes(content)
-            words(self.problems(config, tmp_path / "uv.lock", False), "lock-file.damaged")
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [(None, "missing"), (b"version = 1\n", "empty"), (b"[[[", "damaged"), (b"\xff", "damaged")],
+)
+def test_a_lock_file_without_packages(config, tmp_path, content, kind):
+    if content:
+        (tmp_path / "uv.lock").write_bytes(content)
+    words(lock_problems(config, tmp_path / "uv.lock", enforce=False), f"lock-file.{kind}")

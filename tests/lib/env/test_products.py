@@ -1,7 +1,5 @@
 """Products of bf16 matrices in fp32 have torch's values, types and errors."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -10,14 +8,6 @@ from lib.env.machine import NarrowProducts
 
 # One unit in the last place of bf16.
 _ULP = 2.0**-7
-
-
-@pytest.fixture
-def replaced() -> Iterator[None]:
-    """Replace torch's kernels during a test."""
-    products = NarrowProducts()
-    yield
-    products.restore()
 
 
 def layers(dtype: torch.dtype) -> list[torch.Tensor]:
@@ -41,19 +31,16 @@ def test_products_keep_their_bits_or_narrow_ones_but_for_one_rounding(dtype):
         torch.testing.assert_close(actual, expected, **tolerance)
 
 
-@pytest.mark.usefixtures("replaced")
-def test_a_narrow_product_is_the_rounded_exact_one():
+def test_a_narrow_product_is_the_rounded_exact_one_and_two_types_are_refused():
+    products = NarrowProducts()
     x, w = torch.tensor([[1.0, 2.0**-8]]).bfloat16(), torch.tensor([[1.0], [1.0]]).bfloat16()
     # Half a unit, rounded to even, and with a third term a little more than half.
     assert float(x @ w) == 1.0
     x, w = (torch.cat([x, x[:, 1:]], 1), torch.cat([w, w[1:]]))
     assert float(x @ w) == 1.0 + _ULP
-
-
-@pytest.mark.usefixtures("replaced")
-def test_two_types_are_refused():
     with pytest.raises(RuntimeError, match="same dtype"):
         torch.zeros(2, 2).bfloat16() @ torch.zeros(2, 2)
+    products.restore()
 
 
 def test_the_kernels_of_torch_are_restored(monkeypatch):

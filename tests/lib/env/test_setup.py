@@ -78,8 +78,12 @@ def set_up(tree, *words, **variables):
     return make("setup", *words, cwd=tree, **ENVIRONMENT, **variables)
 
 
+def stamp(tree):
+    return tree / ".venv" / setup.STAMP
+
+
 def stamp_lines(tree):
-    return (tree / ".venv" / setup.STAMP).read_text().splitlines()
+    return stamp(tree).read_text().splitlines()
 
 
 @pytest.mark.slow
@@ -106,10 +110,6 @@ def test_it_is_made_used_and_not_made_again(tree):
     assert not [path for path in tree.iterdir() if path.name.endswith(("egg-info", "build"))]
     assert stamp_lines(tree) == [f"{tree} .venv", "nothing"]
     assert set_up(tree).stderr == ""
-
-
-def stamp(tree):
-    return tree / ".venv" / setup.STAMP
 
 
 def test_a_plain_install_is_refused_with_a_reason(tmp_path, monkeypatch):
@@ -186,10 +186,11 @@ class Commands(list):
     failing = ""
 
     def __call__(self, command, *, quiet=False):
-        self.append(shlex.join(map(str, command)))
-        if self.failing and self.failing in self[-1]:
+        words = shlex.join(map(str, command))
+        self.append(f"{words} (quiet)" if quiet else words)
+        if self.failing and self.failing in words:
             raise RunError(setup.Problem("failed", code="env.install-failed"))
-        if "-m venv" in self[-1]:
+        if "-m venv" in words:
             (Path(command[-1]) / "bin").mkdir()
             (Path(command[-1]) / "bin" / "python").touch()
 
@@ -209,17 +210,22 @@ def kinds(commands):
     return [name for command in commands for words, name in kind.items() if words in command]
 
 
-def test_a_new_one_is_created_installed_and_checked_and_keeps_its_extras(tmp_path, commands):
+def test_a_new_one_is_created_installed_and_checked_and_keeps_its_extras(
+    tmp_path, commands, monkeypatch
+):
     setup.set_up(".venv", ["nothing"])
     assert kinds(commands) == ["venv", "pip", "check"]
+    assert [command.endswith("(quiet)") for command in commands] == [False, True, False]
     assert f"-r {tmp_path}/requirements.txt -c {tmp_path}/constraints.txt" in commands[1]
     assert f"-e '{tmp_path}[nothing]'" in commands[1]
     assert stamp_lines(tmp_path) == [f"{tmp_path} .venv", "nothing"]
     commands.clear()
     # An earlier extra that is none any more is dropped.
     stamp(tmp_path).write_text(f"{tmp_path} .venv\nformer\nnothing\n")
+    monkeypatch.setenv("V", "1")
     setup.set_up(".venv", ["more"])
     assert kinds(commands) == ["pip", "check"] and "[more,nothing]" in commands[0]
+    assert "(quiet)" not in commands[0]
 
 
 def test_a_moved_or_dead_one_is_created_anew(tmp_path, commands):
@@ -283,16 +289,6 @@ def test_the_lines_of_pip_are_one_line_of_a_terminal_if_quiet(
     else:
         setup._run(command, quiet=quiet)
     assert capfd.readouterr().err == shown
-
-
-@pytest.mark.parametrize("verbose", ["", "1"])
-def test_pip_alone_is_quiet_unless_v_is_1(commands, monkeypatch, verbose):
-    monkeypatch.setenv("V", verbose)
-    quiet = {}
-    monkeypatch.setattr(setup, "_run", lambda words, quiet=False: record("pip" in words, quiet))
-    record = quiet.__setitem__
-    setup.set_up(".venv", [])
-    assert quiet == {True: not verbose, False: False}
 
 
 def test_an_unknown_extra_and_a_folder_of_the_user_are_errors(tmp_path, commands, monkeypatch):
