@@ -22,8 +22,13 @@ def eval_row(iteration: int, loss: float) -> dict[str, Any]:
     return {**place, "val_loss": loss, "sparsity": 0.25}
 
 
-def timing(iteration: int, speed: float = 100.0) -> dict[str, Any]:
-    return {"iteration": iteration, "tokens_per_second": speed, "written_at": 100.0 + iteration}
+def timing(iteration: int, speed: float = 100.0, **changes: float) -> dict[str, Any]:
+    row = {"iteration": iteration, "tokens_per_second": speed, "written_at": 100.0 + iteration}
+    return row | changes
+
+
+def sample(ts: float, mib: float) -> dict[str, Any]:
+    return {"ts": ts, "rss_mib": mib, "cpu_seconds": 0.0, "gpus": []}
 
 
 @pytest.fixture
@@ -36,9 +41,9 @@ def append(path: Path, *rows: dict[str, Any]) -> None:
         stream.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def new_metrics(run: RunDir, position: ReadCursor) -> list[tuple[int, set[str]]]:
+def new_metrics(reader: RecordReader) -> list[tuple[int, set[str]]]:
     """Return the iterations and metric names of all new records."""
-    return [(i, set(metrics) - {"iteration"}) for i, metrics in RecordReader(run, position).new()]
+    return [(i, set(metrics) - {"iteration"}) for i, metrics in reader.new()]
 
 
 TRAIN = {"train_loss", "train_perplexity", "learning_rate", "grad_norm"}
@@ -67,12 +72,14 @@ def test_records_of_an_iteration_are_joined_under_the_published_names(run):
 
 
 def test_no_record_is_sent_twice_while_a_run_continues(run):
-    """By one reader, and by one after the other."""
-    reader, position = RecordReader(run, ReadCursor()), ReadCursor()
+    """By one reader, and by one after the other, whose position survives in a file."""
+    reader, path = RecordReader(run, ReadCursor()), run.path / "position.json"
 
     def both() -> list[tuple[int, set[str]]]:
-        found = new_metrics(run, position)
-        assert found == [(i, set(metrics) - {"iteration"}) for i, metrics in reader.new()]
+        position = ReadCursor.read(path)
+        found = new_metrics(RecordReader(run, position))
+        position.write(path)
+        assert found == new_metrics(reader)
         return found
 
     assert both() == []
@@ -89,55 +96,45 @@ def test_rows_that_a_resumed_run_repeats_are_skipped(run):
     rows = [train_row(1), train_row(2), eval_row(2, 3.0), train_row(3), train_row(4)]
     append(run.metrics, *rows)
     append(run.timing, timing(2), timing(4))
-    new_metrics(run, position)
+    new_metrics(RecordReader(run, position))
     run.metrics.write_text("")
     append(run.metrics, *rows[:3])
-    assert new_metrics(run, position) == []
+    assert new_metrics(RecordReader(run, position)) == []
     append(run.metrics, *rows[3:], train_row(5), train_row(6))
     append(run.timing, timing(4, 90.0), timing(6))
-    assert new_metrics(run, position) == [(5, TRAIN), (6, TRAIN | SPEED)]
+    assert new_metrics(RecordReader(run, position)) == [(5, TRAIN), (6, TRAIN | SPEED)]
 
 
 def test_a_new_reader_waits_until_the_run_is_where_the_old_one_was(run):
-    feed = RecordReader(run, ReadCursor(rows=3, iteration=3))
+    reader = RecordReader(run, ReadCursor(rows=3, iteration=3))
     append(run.metrics, train_row(1), train_row(2))
     # Trackers reject iterations older than the newest one; a timing waits for its row.
     append(run.timing, timing(2), timing(5))
-    assert [*feed.new()] == []
+    assert new_metrics(reader) == []
     append(run.metrics, train_row(3), train_row(4))
-    assert [i for i, _ in feed.new()] == [4]
+    assert new_metrics(reader) == [(4, TRAIN)]
     append(run.metrics, train_row(5))
-    assert [(i, set(metrics) - TRAIN) for i, metrics in feed.new()] == [(5, {"iteration"} | SPEED)]
+    assert new_metrics(reader) == [(5, TRAIN | SPEED)]
 
 
 def test_a_torn_last_line_waits_for_its_end(run):
-    position = ReadCursor()
+    reader = RecordReader(run, ReadCursor())
     # An overflowing perplexity and a missing norm are left out.
     append(run.metrics, train_row(1, loss=800.0, grad_norm=None))
-    whole = json.dumps(train_row(2))
-    with open(run.metrics, "a") as stream:
-        stream.write(whole[:20])
-    assert new_metrics(run, position) == [(1, {"train_loss", "learning_rate"})]
-    with open(run.metrics, "a") as stream:
-        stream.write(whole[20:] + "\n")
-    assert new_metrics(run, position) == [(2, TRAIN)]
+    whole = json.dumps(train_row(2)) + "\n"
+    for part, expected in (
+        (whole[:20], [(1, {"train_loss", "learning_rate"})]),
+        (whole[20:], [(2, TRAIN)]),
+    ):
+        with open(run.metrics, "a") as stream:
+            stream.write(part)
+        assert new_metrics(reader) == expected
 
 
 def test_the_best_validation_is_the_lowest_not_the_last(run):
     append(run.metrics, eval_row(1, 3.0), train_row(2), eval_row(2, 2.5), eval_row(3, 2.75))
     expected = {"final/best_val_loss": 2.5, "final/best_val_perplexity": math.exp(2.5)}
     assert best_validation_metrics(run) == expected
-
-
-def test_a_position_survives_its_file(tmp_path):
-    path = tmp_path / "position.json"
-    assert ReadCursor.read(path) == ReadCursor()
-    ReadCursor(5, 4, 3, complete=True).write(path)
-    assert ReadCursor.read(path) == ReadCursor(5, 4, 3, complete=True)
-
-
-def sample(ts: float, mib: float) -> dict[str, Any]:
-    return {"ts": ts, "rss_mib": mib, "cpu_seconds": 0.0, "gpus": []}
 
 
 def test_samples_of_the_machine_belong_to_the_log_interval_they_fell_into(run):
@@ -149,27 +146,17 @@ def test_samples_of_the_machine_belong_to_the_log_interval_they_fell_into(run):
     assert found == [None, 2.0, None, 5.0]
 
 
-def test_a_timing_waits_until_the_samples_before_it_are_written(run):
+@pytest.mark.parametrize("late", [False, True], ids=["with its row", "after its row"])
+def test_a_timing_waits_until_the_samples_before_it_are_written(run, late):
     position = ReadCursor()
-    feed = RecordReader(run, position)
-    now = time.time()
-    append(run.metrics, train_row(1), train_row(2), train_row(3))
-    append(run.timing, {**timing(2), "written_at": now})
-    assert [i for i, _ in feed.new(ended=False)] == [1]
-    append(run.telemetry, sample(now - 0.1, 1024))
-    append(run.metrics, train_row(4))
-    metrics = dict(feed.new())
-    assert list(metrics) == [2, 3, 4]
-    assert (metrics[2]["process/rss_gb"], metrics[2]["tokens_per_second"]) == (1.0, 100.0)
-    assert position.timed == 2
-
-
-def test_a_timing_of_a_row_that_was_sent_waits_for_its_samples_too(run):
-    feed, now = RecordReader(run, ReadCursor()), time.time()
+    reader, now = RecordReader(run, position), time.time()
     append(run.metrics, train_row(1), train_row(2))
-    assert [i for i, _ in feed.new(ended=False)] == [1, 2]
-    append(run.timing, {**timing(2), "written_at": now})
-    assert [*feed.new(ended=False)] == []
+    if late:
+        assert [i for i, _ in reader.new(ended=False)] == [1, 2]
+    append(run.timing, timing(2, written_at=now))
+    assert [i for i, _ in reader.new(ended=False)] == ([] if late else [1])
     append(run.telemetry, sample(now - 0.1, 1024))
-    ((iteration, metrics),) = feed.new()
-    assert (iteration, metrics["process/rss_gb"]) == (2, 1.0)
+    append(run.metrics, train_row(3))
+    found = dict(reader.new())
+    assert list(found) == [2, 3] and position.timed == 2
+    assert (found[2]["process/rss_gb"], found[2]["tokens_per_second"]) == (1.0, 100.0)

@@ -3,10 +3,12 @@
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 
 from lib.files import write_json
@@ -49,38 +51,26 @@ def test_statistics_are_reduced_over_layers_and_of_each_layer(tmp_path):
 GIB = 1 << 30
 
 
-class NVMLError(Exception):
-    """Stand-in for pynvml.NVMLError."""
+def power(gpu: int) -> int:
+    """Return milliwatts; the second GPU lacks the counter, like many consumer cards."""
+    if gpu == 1:
+        raise pynvml.NVMLError_NotSupported
+    return 251500
 
 
-class NotSupported(NVMLError):
-    """A counter that this GPU lacks."""
-
-
-def fake_nvml() -> Any:
-    """Return a fake of two GPUs; the second has no power counter, like many consumer cards."""
-
-    def power(handle: int) -> int:
-        if handle == 1:
-            raise NotSupported("Not Supported")
-        return 251500
-
-    return SimpleNamespace(
-        NVMLError=NVMLError,
-        NVMLError_NotSupported=NotSupported,
-        NVMLError_NoPermission=type("NoPermission", (NVMLError,), {}),
-        NVML_TEMPERATURE_GPU=0,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetHandleByUUID={"GPU-b": 1}.__getitem__,
-        nvmlDeviceGetIndex=lambda handle: handle,
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(
-            used=(handle + 1) * 6 * GIB, total=24 * GIB
-        ),
-        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=(90, 40)[handle]),
-        nvmlDeviceGetPowerUsage=power,
-        nvmlDeviceGetTemperature=lambda handle, sensor: (61, 55)[handle],
-    )
+# Functions of NVML for two GPUs.
+NVML: dict[str, Callable[..., Any]] = {
+    "nvmlInit": lambda: None,
+    "nvmlDeviceGetHandleByIndex": lambda index: index,
+    "nvmlDeviceGetHandleByUUID": {"GPU-b": 1}.__getitem__,
+    "nvmlDeviceGetIndex": lambda gpu: gpu,
+    "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(
+        used=(gpu + 1) * 6 * GIB, total=24 * GIB
+    ),
+    "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=(90, 40)[gpu]),
+    "nvmlDeviceGetPowerUsage": power,
+    "nvmlDeviceGetTemperature": lambda gpu, sensor: (61, 55)[gpu],
+}
 
 
 COUNTERS = (
@@ -106,51 +96,47 @@ def readings(gpus: int, *, rocm: bool) -> list[tuple[Any, ...]]:
     ],
 )
 def test_nvidia(monkeypatch, shown, gpus, expected):
-    nvml = fake_nvml()
-    monkeypatch.setattr(telemetry, "pynvml", nvml)
+    for name, function in NVML.items():
+        monkeypatch.setattr(pynvml, name, function)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     assert readings(gpus, rocm=False) == expected
 
+
+def test_nvidia_without_a_driver_raises(monkeypatch):
     def lost() -> None:
-        raise NVMLError("Driver Not Loaded")
+        raise pynvml.NVMLError_DriverNotLoaded
 
-    nvml.nvmlInit = lost
+    monkeypatch.setattr(pynvml, "nvmlInit", lost)
     with pytest.raises(OSError, match="NVML: Driver Not Loaded"):
-        read_gpus(gpus, rocm=False)
+        read_gpus(1, rocm=False)
 
 
-# rocm-smi JSON of two cards; the second has power N/A and no edge sensor.
-ROCM = {
-    "card0": {
-        "Temperature (Sensor edge) (C)": "48.0",
-        "Average Graphics Package Power (W)": "95.0",
-        "GPU use (%)": "73",
+def card(use: str, gib: int, watts: str, sensor: str, temperature: str) -> dict[str, str]:
+    """Return the counters of one GPU in the JSON of rocm-smi."""
+    return {
+        f"Temperature (Sensor {sensor}) (C)": temperature,
+        "Average Graphics Package Power (W)": watts,
+        "GPU use (%)": use,
         "VRAM Total Memory (B)": str(48 * GIB),
-        "VRAM Total Used Memory (B)": str(12 * GIB),
-    },
-    "card1": {
-        "Temperature (Sensor junction) (C)": "50.0",
-        "Average Graphics Package Power (W)": "N/A",
-        "GPU use (%)": "0",
-        "VRAM Total Memory (B)": str(48 * GIB),
-        "VRAM Total Used Memory (B)": str(GIB),
-    },
-}
+        "VRAM Total Used Memory (B)": str(gib * GIB),
+    }
 
 
 @pytest.fixture
 def rocm_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Install a rocm-smi that prints the recorded JSON."""
+    """Install a rocm-smi for two GPUs; the second has no power and no edge sensor."""
+    cards = {"card0": card("73", 12, "95.0", "edge", "48.0")}
+    cards["card1"] = card("0", 1, "N/A", "junction", "50.0")
     program = tmp_path / "rocm-smi"
-    program.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(ROCM)}\nEND\n")
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(cards)}\nEND\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
+    for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
     return program
 
 
 def test_amd(rocm_smi, monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert readings(2, rocm=True) == [
         (0, 73.0, 12288.0, 49152.0, 95.0, 48.0),
         (1, 0.0, 1024.0, 49152.0, None, 50.0),
@@ -168,14 +154,8 @@ def test_amd_without_a_valid_answer_raises(rocm_smi, trouble):
 
 def manifest(run: RunDir, **hardware: Any) -> None:
     facts = {"cpu_model": "a cpu", "gpu_name": None, "hip_version": None, **hardware}
-    write_json(
-        run.manifest,
-        {
-            "hardware": facts,
-            "processes": {"world_size": 1},
-            "volatile": {"pids": [os.getpid()]},
-        },
-    )
+    facts = {"hardware": facts, "processes": {"world_size": 1}, "volatile": {"pids": [os.getpid()]}}
+    write_json(run.manifest, facts)
 
 
 def test_a_run_on_a_cpu_is_sampled_until_it_ends(tmp_path, monkeypatch):

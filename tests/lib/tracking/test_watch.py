@@ -146,20 +146,17 @@ def test_the_files_of_a_run_that_has_ended_are_read_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "damage"),
     [
-        ("status.json", "nested"),
-        ("status.json", "missing"),
-        ("metrics.jsonl", "nested"),
-        ("resolved_config.yaml", "nested"),
-        ("resolved_config.yaml", "missing"),
+        *((name, "[" * 100_000 + "\n") for name in ("status.json", "metrics.jsonl")),
+        *((name, None) for name in ("status.json", "resolved_config.yaml")),
     ],
 )
-def test_a_damaged_run_is_one_line_and_the_others_are_shown(tmp_path, name, kind):
+def test_a_damaged_run_is_one_line_and_the_others_are_shown(tmp_path, name, damage):
     runs = [planned(write_run(tmp_path / slug).path) for slug in ("a", "b")]
     file = runs[0].path / name
-    if kind == "nested":
-        file.write_text("[" * 100_000 + "\n")
+    if damage:
+        file.write_text(damage)
     else:
         file.unlink()
     damaged, intact = WatchedRuns(runs, STALL).lines(9.0)
@@ -234,10 +231,12 @@ def test_health_texts_break_between_words_and_are_shown_as_they_are():
 
 
 LOOK = """
-from lib.tracking.watch import RunLine, watch
+from lib.tracking import watch
+
+watch._REFRESH_SECONDS = 0
 
 def line(name, state):
-    return RunLine(name, state, 2, 2, 1.0, 1.0, None, None, None, [2.0, 1.0], {})
+    return watch.RunLine(name, state, 2, 2, 1.0, 1.0, None, None, None, [2.0, 1.0], {})
 
 looks = iter(["running", "success"])
 
@@ -245,7 +244,7 @@ def read():
     state = next(looks)
     return [line("early", "success"), line("late", state)]
 
-watch(read)
+watch.watch(read)
 """
 
 
