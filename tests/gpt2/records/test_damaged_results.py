@@ -3,80 +3,100 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from lib.runs.record import required_files
+import pytest
+
+from lib.runs.record import RunRecord, required_files
 from lib.runs.run_dir import RunDir
 from tests.command_server import CommandServer, words_of
-from tests.gpt2.records.test_hostile_strings import written_study
+from tests.gpt2.study.large_study import write_large_study
+from tests.lib.fabricated import write_run
 
-DAMAGES = (
-    lambda path: path.unlink(),
-    lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    lambda path: (path.unlink(), os.mkfifo(path)),
-)
-STUDY = ("--steps", "0", "--seeds", "1-9")
-
-
-def test_a_finished_run_without_a_file_is_not_done(server: CommandServer, tmp_path: Path) -> None:
-    """Each run of the study has another file that is absent, shorter or a pipe."""
-    build = tmp_path / "build"
-    intact, *damaged = runs = written_study(build, "0", "1-9")
-    files = [RunDir(intact.path).status, *required_files(RunDir(intact.path))][1:]
-    for number, (run, file) in enumerate(zip(damaged, files, strict=True)):
-        DAMAGES[number % len(DAMAGES)](run.path / file.name)
-    for name, words in (
-        ("status", STUDY),
-        ("plan", STUDY),
-        ("ls", ()),
-        ("report", STUDY),
-    ):
-        command = [*words_of(name), *words, "--json", "-O", str(build)]
-        code, out, err = server.run(command, os.environ, tmp_path, build)
-        assert code == 0 and "Traceback" not in err, err
-        states = {run["seed"]: run["state"] for run in json.loads(out)["runs"]}
-        expected = ["done", *["damaged"] * len(damaged)]
-        assert [states[seed] for seed in sorted(states)] == expected, name
-    before = {p: p.lstat().st_mtime_ns for run in runs for p in [run.path, *run.path.iterdir()]}
-    command = [*words_of("all"), *STUDY, "-O", str(build)]
-    code, _, err = server.run(command, os.environ, tmp_path, build)
-    assert code == 2 and "[run.damaged]" in err and "make rerun RUNS=baseline" in err, err
-    for run, file in zip(damaged, files, strict=True):
-        assert any(run.path.name in line and file.name in line for line in err.splitlines()), err
-    after = {p: p.lstat().st_mtime_ns for run in runs for p in [run.path, *run.path.iterdir()]}
-    assert after == before
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "absent": Path.unlink,
+    "shorter": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+}
+FILES = [path.name for path in required_files(RunDir(Path()))]
+STUDY = ("--steps", "0", "--seeds", "1-2")
 
 
-def test_a_command_that_uses_a_result_refuses_a_damaged_run(
-    server: CommandServer, tmp_path: Path
-) -> None:
-    """The run has all that the commands would read, and lacks the record of its speed."""
-    build = tmp_path / "build"
-    damaged, intact = written_study(build, "0", "1-2")
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", FILES)
+def test_every_file_of_a_finished_run_is_required(tmp_path: Path, file: str, damage: str) -> None:
+    run = write_run(tmp_path)
+    assert RunRecord(run).state == "done"
+    DAMAGES[damage](run.path / file)
+    record = RunRecord(RunDir(tmp_path))
+    assert record.state == "damaged" and file in record.damage
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunDir, RunDir]:
+    """Return a folder with an intact run, and one that lacks the record of its speed only."""
+    build = tmp_path_factory.mktemp("damaged") / "build"
+    intact, damaged = write_large_study(build, 2, steps="0", iterations=20, documents=5)
     damaged.timing.unlink()
-    name, path = damaged.path.name, str(damaged.path)
-    for script, *options in (
-        ("compare", str(intact.path), path),
-        ("reproduce", "--twice", "--run", path),
-        ("prolong", path, "--iters", "2"),
-        ("export", path),
-        ("generate", "--run", path),
-        ("evaluate", "--run", path),
-        ("verify-results", "--runs", path),
-        ("all", "--steps", "0", "--seeds", "1", "--set", f"INIT_FROM=run:{name}"),
-    ):
-        command = [*words_of(script), *options, "-O", str(build)]
-        code, _, err = server.run(command, os.environ, tmp_path, build)
-        assert code == 2 and "[run.damaged]" in err, (script, err)
-        assert name in err and "timing.jsonl" in err and "make rerun RUNS=" in err, (script, err)
-    assert not (build / "reproduced").exists() and not (build / "results/prolonged").exists()
+    return build, intact, damaged
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("status", *STUDY), ("plan", *STUDY), ("ls",), ("report", *STUDY)],
+    ids=lambda words: words[0],
+)
+def test_a_command_that_lists_runs_shows_it_as_damaged(
+    study: Any, server: CommandServer, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    build, *_ = study
+    script, *words = command
+    line = [*words_of(script), *words, "--json", "-O", str(build)]
+    code, out, err = server.run(line, os.environ, tmp_path, build)
+    assert code == 0 and "Traceback" not in err, err
+    states = {run["seed"]: run["state"] for run in json.loads(out)["runs"]}
+    assert states == {1: "done", 2: "damaged"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("all", *STUDY),
+        ("all", "--steps", "0", "--seeds", "1", "--set", "INIT_FROM=run:NAME"),
+        ("compare", "INTACT", "RUN"),
+        ("reproduce", "--twice", "--run", "RUN"),
+        ("prolong", "RUN", "--iters", "2"),
+        ("export", "RUN"),
+        ("generate", "--run", "RUN"),
+        ("evaluate", "--run", "RUN"),
+        ("verify-results", "--runs", "RUN"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_uses_a_result_refuses_it(
+    study: Any, server: CommandServer, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """Also one that would not read the file."""
+    build, intact, damaged = study
+    before = {path: path.lstat().st_mtime_ns for path in (build / "results").rglob("*")}
+    script, *words = command
+    values = {"INTACT": str(intact.path), "RUN": str(damaged.path)}
+    words = [values.get(word, word).replace("NAME", damaged.path.name) for word in words]
+    line = [*words_of(script), *words, "-O", str(build)]
+    code, _, err = server.run(line, os.environ, tmp_path, build)
+    assert code == 2 and "[run.damaged]" in err, err
+    assert damaged.path.name in err and "timing.jsonl" in err and "make rerun RUNS=" in err, err
+    assert before == {path: path.lstat().st_mtime_ns for path in (build / "results").rglob("*")}
+    assert not (build / "reproduced").exists()
 
 
 def test_a_damaged_run_of_another_study_is_refused_and_an_intact_one_is_reused(
     server: CommandServer, tmp_path: Path
 ) -> None:
     build = tmp_path / "build"
-    (run,) = written_study(build, "0", "1")
+    (run,) = write_large_study(build, 1, steps="0", iterations=20, documents=5)
     others = [run.path.parents[1] / study / run.path.name for study in ("another", "third")]
     for other in others:
         shutil.copytree(run.path, other)

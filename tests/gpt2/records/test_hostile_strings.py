@@ -4,24 +4,19 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpt2.study.plan import config_layers, make_plan
-from lib.config.dotconfig import defconfig_layers
-from lib.config.field import SymbolValue
 from lib.files import write_json
-from lib.project import ROOT
 from lib.runs.run_dir import RunDir
-from tests.build_folder import write_build
 from tests.command_server import CommandServer, words_of
-from tests.gpt2.study.large_study import this_origin
-from tests.lib.fabricated import MANIFEST, changed, seal
-from tests.lib.report.fabricated_study import write_planned
+from tests.gpt2.study.large_study import write_large_study
+from tests.lib.fabricated import seal
 
 # Title of the window, colour, reversed text, clear the screen by one character, and a forged line.
 HOSTILE = "x\x1b]0;t\x07\x1b[31mred\u202eevil\u2066\u200f\x9b2J\r\x85\u2028\nFORGED all is well"
@@ -43,6 +38,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compare": ("compare", "A", "B"),
     "why": ("why", "DROPOUT", "--run", "A"),
 }
+# Of many texts, these list the first ones: a second folder has three runs.
+FEW = ("status", "report", "verdicts", "audit", "verify-results", "compare")
 
 
 def leaves(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -77,53 +74,47 @@ def plant(run: RunDir, name: str, place: tuple[Any, ...]) -> None:
         seal(run, {key: value for key, value in record.items() if key != "artifacts"})
 
 
-def written_study(folder: Path, steps: str, seeds: str, **settings: SymbolValue) -> list[RunDir]:
-    """Write a build folder with a finished study; return its runs."""
-    folder.mkdir(exist_ok=True)
-    write_build(
-        folder, {"DEVICE_CPU": True, **settings}, *defconfig_layers(ROOT, "gpt2-ratio-small")
-    )
-    plan = make_plan(config_layers(folder), folder, steps=steps, seeds=seeds)
-    manifest = changed(MANIFEST, origin=this_origin())
-    for run in plan.runs:
-        own = {**manifest, "run": {"hash8": run.config.hash8}}
-        write_planned(run, 20, 5, symbols=run.config.values, manifest=own)
-    return [RunDir(run.path) for run in plan.runs]
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function from steps to their build folder: each run has a hostile string elsewhere."""
+
+    @cache
+    def build(steps: str) -> Path:
+        folder = tmp_path_factory.mktemp("hostile") / "build"
+        runs = write_large_study(folder, 3, steps=steps, iterations=20, documents=5)
+        places: list[tuple[str, tuple[Any, ...]]] = [
+            ("manifest", ("origin", "torch")),
+            ("status", (HOSTILE,)),
+            ("summary", ("final", "sparsity_by_layer", HOSTILE)),
+        ]
+        if steps != "0":
+            places = [(name, ()) for name in (*TEXTS, "sample", "logs")]
+            for name in ("manifest", "summary", "status", "resolved_config"):
+                document = json.loads(attrgetter(name)(runs[0]).read_text(encoding="utf-8"))
+                places += [(name, place) for place in leaves(document)]
+        for i, run in enumerate(runs):
+            plant(run, *places[i * len(places) // len(runs)])
+        shutil.copytree(runs[0].path, runs[0].path.with_name(f"{HOSTILE}-s1-0123abcd"))
+        return folder
+
+    return build
 
 
-@pytest.fixture(scope="module", params=["0-8", "0"])
-def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a build folder whose runs have a hostile string each, each at another place.
-
-    Of many texts, a command lists the first ones: a second folder has three runs.
-    """
-    folder = tmp_path_factory.mktemp("hostile") / "build"
-    runs = written_study(folder, request.param, "1-3")
-    places: list[tuple[str, tuple[Any, ...]]] = [
-        ("manifest", ("origin", "torch")),
-        ("status", (HOSTILE,)),
-        ("summary", ("final", "sparsity_by_layer", HOSTILE)),
-    ]
-    if request.param != "0":
-        places = [(name, ()) for name in (*TEXTS, "sample", "logs")]
-        for name in ("manifest", "summary", "status", "resolved_config"):
-            document = json.loads(attrgetter(name)(runs[0]).read_text(encoding="utf-8"))
-            places += [(name, place) for place in leaves(document)]
-    for i, run in enumerate(runs):
-        plant(run, *places[i * len(places) // len(runs)])
-    shutil.copytree(runs[0].path, runs[0].path.with_name(f"{HOSTILE}-s1-0123abcd"))
-    return folder
-
-
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    ("steps", "name"),
+    [*(("0-8", name) for name in COMMANDS), *(("0", name) for name in FEW)],
+)
 def test_no_command_prints_a_control_character_or_a_line_of_a_run(
-    name: str, build: Path, server: CommandServer, tmp_path: Path
+    steps: str,
+    name: str,
+    hostile: Callable[[str], Path],
+    server: CommandServer,
+    tmp_path: Path,
 ) -> None:
     """And ends as documented."""
+    build = hostile(steps)
     runs = sorted((build / "results").glob("*/*-s1-*"))
-    is_small = len(runs) < 5
-    values = {"STEPS": "0" if is_small else "0-8", "SEEDS": "1-3"}
-    values |= {"A": str(runs[0]), "B": str(runs[-1])}
+    values = {"STEPS": steps, "SEEDS": "1-3", "A": str(runs[0]), "B": str(runs[-1])}
     script, *words = COMMANDS[name]
     command = [*words_of(script), *(values.get(w, w) for w in words), "-O", str(build)]
     code, out, err = server.run(command, os.environ, tmp_path, build)
@@ -133,6 +124,6 @@ def test_no_command_prints_a_control_character_or_a_line_of_a_run(
         assert re.findall(r"^FORGED.*", text, re.MULTILINE) == []
     if "JSON" in name:
         json.loads(out)
-    if name == "report" and not is_small:
+    if name == "report" and steps != "0":
         table = (build / "results/ratio/table.md").read_text(encoding="utf-8")
         assert "\\x1b" in table and not FORBIDDEN.search(table) and "\nFORGED" not in table

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.command_server import CommandServer, words_of
-from tests.gpt2.records.test_hostile_strings import FORBIDDEN, HOSTILE, written_study
+from tests.gpt2.records.test_hostile_strings import FORBIDDEN, HOSTILE
+from tests.gpt2.study.large_study import write_large_study
 
 STUDY = ("--steps", "0,1", "--seeds", "1-3")
 CLAIMS = """
@@ -37,7 +38,7 @@ def before(tmp_path_factory: pytest.TempPathFactory, server: CommandServer) -> d
     """Return what each command prints about two finished steps, the index, and the document."""
     folder = tmp_path_factory.mktemp("stored")
     build = folder / "build"
-    written_study(build, "0,1", "1-3")
+    write_large_study(build, 3, steps="0,1", iterations=20, documents=5)
     (build / "claims.toml").write_text(CLAIMS)
     shown = {name: run(server, build, folder, name)[:2] for name in COMMANDS}
     file, index = build / "results/ratio/verdicts.json", build / "results/index.html"
@@ -68,7 +69,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     ),
     "other types": (
         lambda file: file.write_text(json.dumps(dict.fromkeys(json.loads(file.read_text()), 7))),
-        ("claims", "verdicts"),
+        ("verdicts",),
     ),
     "deep": (lambda file: file.write_text("[" * 20_000), ("report",)),
     "a pipe": (lambda file: (file.unlink(), os.mkfifo(file)), ("claims", "verdicts")),
