@@ -1,7 +1,7 @@
 """Planned runs with fabricated results."""
 
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,26 @@ def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
             final={"val_loss": loss, **final},
         )
         return run
+
+    return make
+
+
+@pytest.fixture
+def make_study(make_run: Callable[..., Run[Named]]) -> Callable[..., list[Run[Named]]]:
+    """Return a factory of the runs of steps, each with its losses by seed, the baseline first."""
+
+    def make(
+        steps: Mapping[str, Sequence[float]],
+        parents: Mapping[str, str] | None = None,
+        **every: Any,
+    ) -> list[Run[Named]]:
+        baseline = next(iter(steps))
+        of = dict.fromkeys(steps, baseline) | {baseline: ""} | dict(parents or {})
+        return [
+            make_run(slug, loss, seed=seed, number=number, parent=of[slug], **every)
+            for number, (slug, losses) in enumerate(steps.items())
+            for seed, loss in enumerate(losses, 1)
+        ]
 
     return make
 
