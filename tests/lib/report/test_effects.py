@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lib.report.columns import to_markdown, verdicts_to_terminal
-from lib.report.contrasts import EFFECT, design_effects, scale_of
+from lib.report.contrasts import design_effects, scale_of
 from lib.report.declarations import VerdictPlan, read_declarations
 from lib.report.judge import declare, judge
 from lib.report.options import LookPlan
@@ -36,21 +36,6 @@ def variants(cells, slug="r{}"):
         )
         for cell in cells
     ]
-
-
-@pytest.mark.parametrize("factors", [2, 3, 4])
-def test_effects_of_a_complete_design_are_orthogonal(factors):
-    cells = full_design(factors)
-    effects = design_effects(variants(cells), True)
-    slugs = [variant.slug for variant in variants(cells)]
-    matrix = np.array([[c.weights[slug] for slug in slugs] for c in effects.contrasts])
-    assert (matrix @ matrix.T == 4 / len(cells) * np.eye(len(matrix))).all()
-    assert {scale_of(contrast.weights) for contrast in effects.contrasts} == {4 / len(cells)}
-    assert all(contrast.role == EFFECT for contrast in effects.contrasts)
-    main = dict(zip(slugs, cells, strict=True))
-    weights = effects.contrasts[0].weights
-    assert all((weights[slug] > 0) == main[slug][0] for slug in slugs)
-    assert not effects.not_estimable and not effects.inflated
 
 
 def test_effects_are_named_by_letters_without_i():
