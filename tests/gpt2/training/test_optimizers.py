@@ -1,4 +1,4 @@
-"""Optimizers and pruners in the trainer: accumulation, clipping, resuming, longer budgets."""
+"""Optimizers and pruners in the trainer: resumed, and in two processes."""
 
 from collections.abc import Callable
 from functools import cache
@@ -9,16 +9,12 @@ import pytest
 import torch
 
 from gpt2.config import Config
-from gpt2.training.loop import train_step
-from gpt2.training.metrics import MetricsLog
-from gpt2.training.state import TrainingSession
 from lib.config.field import SymbolValue
 from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS
 from lib.pruning.options import PRUNERS
 from tests.gpt2.training.conftest import Trained, Trainer
 
 Configure = Callable[..., Config]
-Open = Callable[..., TrainingSession]
 NO_SPAM = {"OPTIMIZER_ADAMWSPAM": None}
 NO_MAGNITUDE = {"PRUNING_MAGNITUDE": None}
 MOVEMENT = {**NO_MAGNITUDE, "PRUNING_MOVEMENT": True}
@@ -46,29 +42,6 @@ for _base, _variant, _more in (
         f"ADAMWPRUNE_VARIANT_{_variant.upper()}": True,
     }
     TOGETHER[f"{_base}-{_variant}"] = {**PRUNE, **CLIP, **_own, **_more}
-
-
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_spam_resets_at_exactly_the_configured_optimizer_steps(session, accumulation):
-    batch = {"GRAD_ACCUMULATION": accumulation, "BATCH_SIZE": 4 // accumulation}
-    opened = session(
-        **SPAM, **batch, WARMUP_STEPS=0, LR_SCHEDULE_CONSTANT=True, MIN_LEARNING_RATE=None
-    )
-    log, batches = MetricsLog(opened), opened.batches()
-    ages, resets, factors = [], [], []
-    parameter = next(iter(opened.model.parameters()))
-    for _ in range(12):
-        micro_batches = next(batches)
-        assert len(micro_batches) == accumulation
-        train_step(opened, micro_batches, log)
-        statistics = opened.optimizer.statistics()
-        ages.append(int(opened.optimizer.state[parameter]["step"]))
-        resets.append(statistics["spam_resets"])
-        factors.append(statistics["spam_learning_rate"] / 1e-2)
-    assert ages == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2]
-    assert resets == [0] * 5 + [1] * 5 + [2] * 2
-    # (1 - cos(pi a / 3)) / 2 for the first two steps after a reset.
-    assert factors == pytest.approx([1] * 5 + [0.25, 0.75, 1, 1, 1] + [0.25, 0.75])
 
 
 def test_every_optimizer_and_pruner_is_trained_here(configure):
@@ -124,23 +97,3 @@ def test_two_processes_leave_the_bytes_of_one_that_accumulates(planned, alone, t
     (train.folder / "both").mkdir()
     assert ranks(2, lambda rank: train(both, "both").status.state) == ["SUCCESS"] * 2
     assert train.found("both").core() == alone(name).core()
-
-
-def _scores(session: Open, **changes: SymbolValue) -> dict[str, torch.Tensor]:
-    opened = session(**NO_SPAM, **MOVEMENT, OPTIMIZER_ADAMW=True, DROPOUT="0.0", **changes)
-    train_step(opened, next(opened.batches()), MetricsLog(opened))
-    return opened.pruner.state_dict()["scores"]
-
-
-def test_movement_is_of_the_whole_batch_and_not_clipped(session):
-    plain = _scores(session, GRAD_CLIP="0", GRAD_ACCUMULATION=1, BATCH_SIZE=4)
-    clipped = _scores(session, GRAD_CLIP="0.001", GRAD_ACCUMULATION=4, BATCH_SIZE=1)
-    opened = session(**NO_SPAM, **MOVEMENT, OPTIMIZER_ADAMW=True, DROPOUT="0.0")
-    loss = sum(opened.model(x_BT, y_BT) / 2 for x_BT, y_BT in next(opened.batches()))
-    loss.backward()
-    weights = dict(opened.model.named_parameters())
-    for name, score in plain.items():
-        assert float(score.abs().max()) > 0.0
-        torch.testing.assert_close(score, clipped[name], rtol=1e-3, atol=1e-7)
-        expected = -weights[name].grad * weights[name].detach()
-        torch.testing.assert_close(score, expected, rtol=1e-3, atol=1e-7)

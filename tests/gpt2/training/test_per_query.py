@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpt2.data.dataset import TokenSplit
-from gpt2.data.evaluation_windows import EvaluationWindow, evaluation_windows
+from gpt2.data.evaluation_windows import evaluation_windows
 from gpt2.data.tokenizer import ByteTokenizer
 from gpt2.training.per_query import item_facts
 from lib.files import canonical_json
@@ -32,16 +32,6 @@ def split(tmp_path: Path) -> TokenSplit:
     np.concatenate(tokens).astype("<u2").tofile(tmp_path / "val.bin")
     (tmp_path / "val.jsonl").write_text("".join(lines))
     return TokenSplit("val", [tmp_path / "val.bin"], tmp_path / "val.jsonl")
-
-
-def test_a_part_of_a_document_is_told_from_the_whole(split: TokenSplit) -> None:
-    some = item_facts([EvaluationWindow(0, 16, 17)], split, 4, "texts", WORDS)
-    (part,) = some.values()
-    expected = split.window(17, 16)
-    assert (part.n_tokens, part.n_bytes) == (16, 16)
-    assert part.tokens_sha256 == hashlib.sha256(expected.tobytes()).hexdigest()
-    other = item_facts([EvaluationWindow(0, 0, 17)], split, 4, "texts", WORDS)
-    assert other[0].tokens_sha256 != part.tokens_sha256
 
 
 def test_token_files_have_no_texts_to_digest(split: TokenSplit, tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 import json
 import shutil
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from gpt2.generate import generate as sampled
 from gpt2.records.files import find_finished
 from gpt2.running.trained_models import generate, generate_texts
 from gpt2.study.arguments import RunLookup
@@ -113,3 +116,19 @@ def test_characters_are_shown_whole_and_the_end_of_text_ends_it(run, build_dir, 
     given.tokens = 3
     (text,) = generate_texts(trained, given, shown.append)
     assert (text["text"], text["tokens"], text["end"]) == ("é\ufffd", 3, "length")
+
+
+def test_a_token_costs_one_pass_of_one_token(session, monkeypatch):
+    """A long prompt is processed in chunks; a full context is processed again for each token."""
+    opened = session()
+    lengths: list[int] = []
+    hidden = opened.model.hidden
+    monkeypatch.setattr("gpt2.generate._PREFILL_TOKENS", 10)
+    monkeypatch.setattr(
+        opened.model,
+        "hidden",
+        lambda ids, cache: lengths.append(ids.size(1)) or hidden(ids, cache),
+    )
+    drawn = sampled(opened.model, torch.arange(13), 5, opened.config.machine)
+    assert len(list(islice(drawn, 6))) == 6
+    assert lengths == [10, 3, 1, 1, 1, 10, 6, 10, 6]
