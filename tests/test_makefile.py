@@ -99,11 +99,10 @@ def test_the_fast_tier_is_an_option_of_pytest(fast, option):
     assert ("--fast" in planned("test", f"FAST={fast}")) == option
 
 
-@pytest.mark.parametrize(("value", "dry"), [("1", True), ("no", False)])
-def test_dry_run_is_a_setting_of_the_defconfig(tmp_path, value, dry):
-    done = make("defconfig-gpt2-ratio-small", f"O={tmp_path}", f"DRY_RUN={value}", "SET=SEED=3")
+def test_dry_run_is_a_setting_of_the_defconfig(tmp_path):
+    done = make("defconfig-gpt2-ratio-small", f"O={tmp_path}", "DRY_RUN=1", "SET=SEED=3")
     assert done.returncode == 0, done.stderr
-    assert (constants(tmp_path)["DRY_RUN"], constants(tmp_path)["SEED"]) == (dry, 3)
+    assert (constants(tmp_path)["DRY_RUN"], constants(tmp_path)["SEED"]) == (True, 3)
 
 
 def test_without_a_configuration_the_quickstart_is_loaded_without_settings(tmp_path):
@@ -119,54 +118,54 @@ def test_every_variable_of_the_table_is_frozen():
     assert done.returncode == 0, done.stderr
 
 
-class TestValuesAreText:
-    @pytest.fixture(autouse=True)
-    def nothing_is_expanded(self):
-        yield
-        left = [path for path in (ROOT / "pwned", ROOT / "scripts" / "pwned") if path.exists()]
-        for path in left:
-            path.unlink()
-        assert left == []
+@pytest.fixture
+def nothing_is_expanded():
+    yield
+    left = [path for path in (ROOT / "pwned", ROOT / "scripts" / "pwned") if path.exists()]
+    for path in left:
+        path.unlink()
+    assert left == []
 
-    @pytest.mark.parametrize("how", ["command line", "environment"])
-    def test_set(self, tmp_path, how):
-        quoted = HOSTILE.replace("\\", "\\\\").replace('"', '\\"')
-        setting = f'SAMPLE_PROMPT="{quoted}"'
-        words = [f"O={tmp_path}", "defconfig-gpt2-ratio-small", f"{tmp_path}/config.py"]
-        if how == "command line":
-            done = make(*words, f"SET={setting}")
-        else:
-            done = make(*words, SET=setting)
-        assert done.returncode == 0, done.stderr
-        assert constants(tmp_path)["SAMPLE_PROMPT"] == HOSTILE
 
-    def test_dotconfig(self, build, tmp_path):
-        shutil.copy(build / ".config", tmp_path)
-        quoted = HOSTILE.replace('"', '\\"')
-        text = (tmp_path / ".config").read_text()
-        text = re.sub(r"(CONFIG_SAMPLE_PROMPT=).*", lambda m: f'{m[1]}"{quoted}"', text)
+@pytest.mark.usefixtures("nothing_is_expanded")
+@pytest.mark.parametrize("how", ["command line", "environment", ".config"])
+def test_a_value_is_text(build, tmp_path, how):
+    quoted = HOSTILE.replace('"', '\\"')
+    setting = f'SAMPLE_PROMPT="{quoted}"'
+    words = [f"O={tmp_path}", "defconfig-gpt2-ratio-small", f"{tmp_path}/config.py"]
+    if how == "command line":
+        done = make(*words, f"SET={setting}")
+    elif how == "environment":
+        done = make(*words, SET=setting)
+    else:
+        text = re.sub("SAMPLE_PROMPT=.*", lambda m: setting, (build / ".config").read_text())
         (tmp_path / ".config").write_text(text)
-        assert make(f"O={tmp_path}", f"{tmp_path}/config.py").returncode == 0
-        assert constants(tmp_path)["SAMPLE_PROMPT"] == HOSTILE
+        done = make(words[0], words[2])
+    assert done.returncode == 0, done.stderr
+    assert constants(tmp_path)["SAMPLE_PROMPT"] == HOSTILE
 
-    @pytest.mark.parametrize(
-        "words",
-        [
-            ["why", f"SYM={HOSTILE}"],
-            ["setup", f"EXTRAS={HOSTILE}"],
-            [f"defconfig-{HOSTILE.replace('=', '')}"],
-            ["list-defconfigs", f"V={HOSTILE}", f"YES={HOSTILE}", f"JSON={HOSTILE}"],
-            ["setup", f"PYTHON={HOSTILE}"],
-        ],
-        ids=lambda words: " ".join(word.split("=")[0][:12] for word in words),
-    )
-    def test_arguments(self, build, words):
-        make(f"O={build}", *words)
 
-    @pytest.mark.parametrize("name", ["VIRTUAL_ENV", "CONDA_PREFIX"])
-    def test_the_environments_folder(self, name):
-        done = make("setup", **{name: f"/{HOSTILE}"})
-        assert re.search(r"\[env\.[a-z-]+\]", done.stderr) and done.returncode == 2
+@pytest.mark.usefixtures("nothing_is_expanded")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["why", f"SYM={HOSTILE}"],
+        ["setup", f"EXTRAS={HOSTILE}"],
+        [f"defconfig-{HOSTILE.replace('=', '')}"],
+        ["list-defconfigs", f"V={HOSTILE}", f"YES={HOSTILE}", f"JSON={HOSTILE}"],
+        ["setup", f"PYTHON={HOSTILE}"],
+    ],
+    ids=lambda words: " ".join(word.split("=")[0][:12] for word in words),
+)
+def test_an_argument_is_text(build, words):
+    make(f"O={build}", *words)
+
+
+@pytest.mark.usefixtures("nothing_is_expanded")
+@pytest.mark.parametrize("name", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_the_folder_of_an_environment_is_text(name):
+    done = make("setup", **{name: f"/{HOSTILE}"})
+    assert re.search(r"\[env\.[a-z-]+\]", done.stderr) and done.returncode == 2
 
 
 @pytest.mark.parametrize("words", [["help"], ["-n", "help"], ["-j2", "clean", "help"], ["hlep"]])
@@ -410,83 +409,49 @@ def test_verbosity(build):
     json.loads(make(*words, "V=1", "JSON=1").stdout)
 
 
-class TestEnvironments:
-    @pytest.fixture
-    def bare(self, tmp_path):
-        """Return an empty environment without pip."""
-        venv.create(tmp_path / "bare", with_pip=False)
-        return tmp_path / "bare"
-
-    @pytest.mark.parametrize("name", ["CONDA_PREFIX", "PYTHON"])
-    def test_missing_packages_of_an_active_environment_are_named_and_not_installed(
-        self, bare, name
-    ):
-        before = sorted(bare.rglob("*"))
-        if name == "PYTHON":
-            done = make("setup", f"PYTHON={bare}/bin/python")
-        else:
-            done = make("setup", **{name: str(bare)})
-        assert done.returncode == 2
-        assert "lacks packaging" in done.stderr and "[env.missing-package]" in done.stderr
-        assert re.search(
-            rf"install -r \S+requirements.txt .*-e {re.escape(str(ROOT))}$", done.stderr, re.M
-        )
-        assert "EXIT    code 2" in done.stderr
-        assert sorted(bare.rglob("*")) == before
-
-    def test_a_dead_one_is_an_error(self, tmp_path):
-        done = make("setup", VIRTUAL_ENV=str(tmp_path))
-        assert done.returncode == 2
-        assert f"{tmp_path}/bin/python: " in done.stderr
-        assert "[env.no-interpreter]" in done.stderr
-
-    def test_an_unknown_extra_is_an_error(self):
-        done = make("setup", "EXTRAS=trackoi")
-        assert "trackoi" in done.stderr and "[env.unknown-extra]" in done.stderr
-
-    def test_a_current_set_up_says_nothing_and_loads_nothing_large(self):
-        """setup is a prerequisite of every other target, so it has to be fast and silent."""
-        assert make("setup").returncode == 0
-        again = make("setup", PYTHONPROFILEIMPORTTIME="1")
-        modules = {line.rsplit("|")[-1].strip() for line in again.stderr.splitlines()}
-        assert again.returncode == 0 and again.stdout == ""
-        assert "lib.env.packages" in modules and not modules & {
-            "torch",
-            "numpy",
-            "pip",
-            "kconfiglib",
-        }
+@pytest.mark.parametrize("name", ["CONDA_PREFIX", "PYTHON"])
+def test_missing_packages_of_an_active_environment_are_named_and_not_installed(tmp_path, name):
+    venv.create(tmp_path, with_pip=False)
+    before = sorted(tmp_path.rglob("*"))
+    value = f"{tmp_path}/bin/python" if name == "PYTHON" else str(tmp_path)
+    done = make("setup", f"{name}={value}") if name == "PYTHON" else make("setup", **{name: value})
+    assert done.returncode == 2
+    assert "lacks packaging" in done.stderr and "[env.missing-package]" in done.stderr
+    pip = rf"install -r \S+requirements.txt .*-e {re.escape(str(ROOT))}$"
+    assert re.search(pip, done.stderr, re.M)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
-class TestClean:
-    """A copy of the Makefile is used: clean would delete this tree's files."""
+def test_a_dead_environment_is_an_error(tmp_path):
+    done = make("setup", VIRTUAL_ENV=str(tmp_path))
+    assert done.returncode == 2 and "[env.no-interpreter]" in done.stderr
+    assert f"{tmp_path}/bin/python: " in done.stderr
 
-    @pytest.fixture
-    def tree(self, tmp_path):
-        shutil.copy(ROOT / "Makefile", tmp_path)
-        (tmp_path / "lib").mkdir()
-        shutil.copy(ROOT / "lib/commands.py", tmp_path / "lib")
-        for folder in ("gpt2", "lib/__pycache__", "scripts", "tests", "data", "results/run"):
-            (tmp_path / folder).mkdir(parents=True)
-        for name in ("config.py", "defconfig", ".config", ".config.old", ".config.origins"):
-            (tmp_path / name).touch()
-        return tmp_path
 
-    @staticmethod
-    def left(tree):
-        return {path.name for path in tree.iterdir()} - {"Makefile", "gpt2", "scripts", "tests"}
+def test_a_current_set_up_says_nothing_and_loads_nothing_large():
+    """setup is a prerequisite of every other target, so it has to be fast and silent."""
+    done = make("setup", PYTHONPROFILEIMPORTTIME="1")
+    modules = {line.rsplit("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert done.returncode == 0 and done.stdout == "" and "lib.env.packages" in modules
+    assert not modules & {"torch", "numpy", "pip", "kconfiglib"}
 
-    def test_clean_removes_what_was_generated(self, tree):
-        assert make("clean", cwd=tree).returncode == 0
-        kept = {".config", ".config.old", ".config.origins", "data", "results", "lib"}
-        assert self.left(tree) == kept
-        assert (tree / "results" / "run").exists() and not (tree / "lib" / "__pycache__").exists()
 
-    def test_another_build_folder_is_cleaned_alone(self, tree, tmp_path):
-        build = tree / "results" / "a build"
-        build.mkdir()
-        for name in ("config.py", ".config", ".config.old"):
-            (build / name).touch()
-        assert make("clean", f"O={build}", cwd=tree).returncode == 0
-        assert sorted(path.name for path in build.iterdir()) == [".config", ".config.old"]
-        assert (tree / ".config").exists() and (tree / "config.py").exists()
+def test_clean_removes_what_was_generated_in_one_build_folder(tmp_path):
+    """In a copy of the Makefile: clean would delete this tree's files."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    build = tmp_path / "results/a build"
+    for folder in ("gpt2", "lib/__pycache__", "scripts", "tests", "data", "results/a build"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(ROOT / "lib/commands.py", tmp_path / "lib")
+    kept = {".config", ".config.old", ".config.origins"}
+    for name in ("config.py", "defconfig", *kept):
+        (tmp_path / name).touch()
+        (build / name).touch()
+    before = set(tmp_path.iterdir())
+    assert make("clean", f"O={build}", cwd=tmp_path).returncode == 0
+    assert {path.name for path in build.iterdir()} == kept
+    assert set(tmp_path.iterdir()) == before
+    assert make("clean", cwd=tmp_path).returncode == 0
+    left = before - {tmp_path / "config.py", tmp_path / "defconfig"}
+    assert set(tmp_path.iterdir()) == left and not (tmp_path / "lib/__pycache__").exists()
+    assert build.exists()
