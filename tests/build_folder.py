@@ -25,3 +25,10 @@ def write_build(folder: Path, settings: Mapping[str, SymbolValue], *below: Confi
     _tree().write_config(resolution, place.config)
     write_constants(resolution, place)
     return folder
+
+
+def write_texts(folder: Path) -> None:
+    """Write a few texts into the folder ``text`` of a build folder, which may be absent."""
+    (folder / "text").mkdir(parents=True)
+    for i in range(12):
+        (folder / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)

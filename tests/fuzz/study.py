@@ -9,7 +9,7 @@ from pathlib import Path
 from gpt2.data.prepare import prepare_dataset
 from gpt2.study.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
-from tests.build_folder import write_build
+from tests.build_folder import write_build, write_texts
 from tests.fuzz.harness import (
     CLAIMS,
     COMMANDS,
@@ -42,9 +42,7 @@ def trained_study(folder: Path) -> Study:
     """Train the study below ``folder``, kill one run, and remember every file and figure."""
     study = Study(folder, load_mains())
     tree = study.tree
-    (tree / "text").mkdir(parents=True)
-    for i in range(12):
-        (tree / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
+    write_texts(tree)
     write_build(tree, SETTINGS)
     (tree / "claims.toml").write_text(CLAIMS)
     plan = make_plan(config_layers(tree), tree, steps=STEPS, seeds=SEEDS)

@@ -11,6 +11,7 @@ from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from tests.build_folder import write_texts
 from tests.integration.conftest import SMALL
 
 
@@ -18,9 +19,7 @@ from tests.integration.conftest import SMALL
 def made(tmp_path):
     """Return a configuration with the relative text path "text", its build folder and data set."""
     build = tmp_path / "build"
-    (build / "text").mkdir(parents=True)
-    for i in range(12):
-        (build / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
+    write_texts(build)
     config = resolve_config(KconfigTree(), [ConfigLayer.of("test", "test", SMALL)])
     return config, build, prepare_dataset(config.data, build)
 

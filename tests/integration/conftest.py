@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from gpt2.data.prepare import prepare_dataset
 from gpt2.study.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
 from lib.project import ROOT
-from tests.build_folder import write_build
+from tests.build_folder import write_build, write_texts
 from tests.command_server import Command, CommandServer, words_of
 
 SMALL: dict[str, SymbolValue] = {
@@ -44,6 +45,14 @@ SINGLE: dict[str, SymbolValue | None] = {
     "RA_MLA_ABLATION_MODE": None,
     "SINGLE_TRAINING": True,
     "CPU_THREADS": 1,
+}
+# Of the study that many tests read; its runs have every file that a run may have.
+TRAINED = "0,1,full"
+KEPT: dict[str, SymbolValue] = {
+    "OPTIMIZER_ADAMWSPAM": True,
+    "TELEMETRY_INTERVAL": 10,
+    "CHECKPOINT_INTERVAL": 2,
+    "CHECKPOINT_KEEP_FINISHED": True,
 }
 
 # Trains the single training of a configuration, or a step, without a worker.
@@ -84,21 +93,42 @@ def _outside() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ours}
 
 
+def set_up(folder: Path, **settings: SymbolValue | None) -> None:
+    """Write a few texts and the configuration SMALL with these changes, and prepare the data."""
+    write_texts(folder)
+    given = {name: value for name, value in {**SMALL, **settings}.items() if value is not None}
+    write_build(folder, given)
+    prepare_dataset(make_plan(config_layers(folder), folder).base.data, folder)
+
+
 @pytest.fixture
 def build(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, server: CommandServer
 ) -> Callable[..., Folder]:
     def make(**settings: SymbolValue | None) -> Folder:
-        (tmp_path / "text").mkdir()
-        for i in range(12):
-            (tmp_path / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
-        given = {k: v for k, v in {**SMALL, **settings}.items() if v is not None}
-        write_build(tmp_path, given)
-        plan = make_plan(config_layers(tmp_path), tmp_path)
-        prepare_dataset(plan.base.data, tmp_path)
+        set_up(tmp_path, **settings)
         return Folder(tmp_path, server, tmp_path_factory.mktemp("streams"))
 
     return make
+
+
+@pytest.fixture
+def trained(
+    shared_folder: Callable[..., Path],
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    server: CommandServer,
+) -> Folder:
+    """Return a copy of a folder in which the steps of TRAINED have one finished run each."""
+    scratch = tmp_path_factory.mktemp("streams")
+
+    def train(folder: Path) -> None:
+        set_up(folder, **KEPT)
+        code, _, said = Folder(folder, server, scratch).command("all", STEPS=TRAINED)
+        assert code == 0, said
+
+    shutil.copytree(shared_folder("trained", train), tmp_path, dirs_exist_ok=True)
+    return Folder(tmp_path, server, scratch)
 
 
 @pytest.fixture

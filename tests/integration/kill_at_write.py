@@ -19,7 +19,7 @@ from gpt2.data.prepare import prepare_dataset
 from gpt2.study.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
 from lib.env.ranks import rank_environment
-from tests.build_folder import write_build
+from tests.build_folder import write_build, write_texts
 from tests.fuzz.harness import become, load_mains
 from tests.fuzz.study import SETTINGS
 from tests.integration.conftest import SINGLE
@@ -34,9 +34,7 @@ class Training:
         self.folder, self.ranks = folder, ranks
         self.tree, self.counter = folder / "build", folder / "counter"
         self.mains = load_mains()
-        (self.tree / "text").mkdir(parents=True)
-        for i in range(12):
-            (self.tree / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
+        write_texts(self.tree)
         ranked = {"GPUS": ranks, "BATCH_SIZE": 4 // ranks, "OOM_FALLBACK": False}
         settings = {**SETTINGS, **SINGLE, **ranked, **changes}
         write_build(self.tree, {k: v for k, v in settings.items() if v is not None})

@@ -12,16 +12,14 @@ from gpt2.bench import gpu, nsa, step
 from gpt2.bench.commands import step_config
 from gpt2.bench.run import prepared
 from gpt2.bench.timing import Case, Stopwatch, to_markdown
-from gpt2.config import Config
 from gpt2.study.plan import config_layers, make_plan
-from lib.config.field import SymbolValue
 from lib.errors import PreflightError, Problem, RunError
 from tests.build_folder import write_build
 from tests.integration.conftest import SINGLE, SMALL
 from tests.lib.terminal import unaligned
 
 CPU = torch.device("cpu")
-TINY: dict[str, SymbolValue] = {
+TINY = {
     "DEVICE_CPU": True,
     "PRECISION_FP32": True,
     "MODEL_SIZE_CUSTOM": True,
@@ -36,42 +34,28 @@ TINY: dict[str, SymbolValue] = {
 }
 
 
-@pytest.fixture
-def configured(tmp_path):
-    """Return a function that builds a small configuration."""
-
-    def build(**changes: SymbolValue | None) -> Config:
-        settings = {k: v for k, v in {**SMALL, **SINGLE, **changes}.items() if v is not None}
-        folder = write_build(tmp_path, settings)
-        return make_plan(config_layers(folder), folder).base
-
-    return build
-
-
-def test_every_side_is_the_same_gpt2(configured):
+@pytest.mark.usefixtures("torch_as_before")
+def test_every_side_is_the_same_gpt2_and_trains_all_micro_batches(tmp_path):
     """As many parameters as the baseline, and the loss of guessing before the first step."""
-    config = configured(DROPOUT="0.0")
+    settings = {**SMALL, **SINGLE, "DROPOUT": "0.0"}
+    write_build(tmp_path, {name: value for name, value in settings.items() if value is not None})
+    config = make_plan(config_layers(tmp_path), tmp_path).base
     shape = config.model.shape
     tokens_BT = torch.randint(shape.vocab_size, (2, shape.block_size + 1))
-    plain = step.PlainGPT(shape)
-    sides = {"nanoGPT": (plain, plain(tokens_BT))}
-    other = step.transformers_gpt(shape)
-    sides["transformers"] = (other, step.transformers_loss(other, tokens_BT))
-    for model, loss in sides.values():
+    plain, other = step.PlainGPT(shape), step.transformers_gpt(shape)
+    for model, loss in (
+        (plain, plain(tokens_BT)),
+        (other, step.transformers_loss(other, tokens_BT)),
+    ):
         assert sum(p.numel() for p in model.parameters()) == config.model.num_params()
         assert float(loss.detach()) == pytest.approx(math.log(shape.padded_vocab_size), abs=0.3)
+    losses = []
 
-
-@pytest.mark.usefixtures("torch_as_before")
-def test_every_side_trains_all_micro_batches(configured):
-    config, losses = configured(DROPOUT="0.0"), []
-
-    def loss(model, tokens):
+    def recorded(model, tokens):
         losses.append(model(tokens))
         return losses[-1]
 
-    plain = step.PlainGPT(config.model.shape)
-    run = step.plain_step(config, plain, loss, True, CPU)
+    run = step.plain_step(config, plain, recorded, True, CPU)
     for _ in range(4):
         run()
     assert len(losses) == 4 * config.train.grad_accumulation and losses[-1] < losses[0]
@@ -101,60 +85,55 @@ def test_figures_are_medians_and_ratios_within_rounds():
     assert "| case | theirs | 400.00 | 1.00 | 0.50 to 1.50 | |" in text
 
 
-def test_a_side_that_cannot_run_is_a_line_and_the_others_are_measured():
+def test_a_side_that_cannot_run_or_is_too_slow_is_a_line_and_the_others_are_measured():
     def absent():
         raise RunError(Problem("missing", "liger-kernel", "type: make setup", code="env.missing"))
 
     def broken():
         raise RuntimeError("no such kernel\nat line 1")
 
-    result = timed({"a": absent, "b": broken, "c": lambda: lambda: None})
-    assert list(result["seconds"]) == ["c"]
+    def slow():
+        time.sleep(30)
+
+    began = time.monotonic()
+    sides = {"a": absent, "b": broken, "c": lambda: lambda: None, "d": slow, "e": lambda: 0}
+    result = timed(sides, limit_seconds=0.5)
+    assert time.monotonic() - began < 20 and list(result["seconds"]) == ["c"]
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     text = to_markdown([result])
     assert "case, a: liger-kernel: missing" in text and "type: make setup" in text
     assert "case, b: no such kernel\n" in text
-
-
-def test_the_time_limit_ends_a_side_and_the_rest():
-    before = time.monotonic()
-    sides = {"quick": lambda: lambda: None, "slow": lambda: time.sleep(30), "late": lambda: 0}
-    result = timed(sides, limit_seconds=0.5)
-    assert time.monotonic() - before < 20
-    assert list(result["seconds"]) == ["quick"] and result["problems"].keys() == {"slow", "late"}
-    assert "the limit of 0 s is reached [bench.time-limit]" in result["problems"]["late"]
-    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    assert "the limit of 0 s is reached [bench.time-limit]" in result["problems"]["d"]
+    assert "[bench.time-limit]" in result["problems"]["e"]
 
 
 @pytest.mark.usefixtures("torch_as_before")
 def test_the_cases_of_a_gpu_at_tiny_sizes(monkeypatch):
     monkeypatch.setattr(gpu, "_ITERATIONS", 12)
+    monkeypatch.setattr(torch, "compile", lambda function: function)
     heads = nsa.Heads(16, 1, 32, CPU)
     cases = [
         *gpu.step_cases(CPU, TINY),
         *gpu.sparse_cases(heads, 256),
         gpu.training_case(CPU, {**TINY, "GLOBAL_BATCH": 4}),
         gpu.fla_case(heads, 256),
+        gpu.loss_case(CPU, 64, 32, 257),
     ]
     measured = list(Stopwatch(CPU, 1).measure(cases))
-    problems = [problem for each in measured for problem in each["problems"].values()]
     sides = [name for each in measured for name in each["seconds"]]
     assert sides.count("nanoGPT") == sides.count("baseline") == 4
     assert {"ra", "full", "SDPA", "bare step", "training"} <= set(sides)
+    assert sides[-3:] == ["compiled", "chunks", "F.cross_entropy, compiled"]
     assert all(seconds[0] > 0 for each in measured for seconds in each["seconds"].values())
-    assert all("fla-core" in problem and "pip install" in problem for problem in problems)
-
-
-def test_the_loss_has_every_form(monkeypatch):
-    """Its gradients too; liger-kernel requires a GPU."""
-    monkeypatch.setattr(torch, "compile", lambda function: function)
-    (result,) = Stopwatch(CPU, 1).measure([gpu.loss_case(CPU, 64, 32, 257)])
-    assert list(result["seconds"]) == ["compiled", "chunks", "F.cross_entropy, compiled"]
-    assert result["problems"].keys() == {"liger-kernel"}
+    *missing, liger = [problem for each in measured for problem in each["problems"].items()]
+    assert liger[0] == "liger-kernel"
+    assert all("fla-core" in what and "pip install" in what for _, what in missing)
 
 
 def test_all_tables_are_those_of_124m():
     cases = gpu.gpu_cases(CPU)
-    assert step_config("full", {}).train.batch_size == 32
+    config = step_config("full", {})
+    assert config.train.batch_size == 32
     assert list(dict.fromkeys(case.table for case in cases)) == [
         "A step, of one micro-batch",
         "The loss",
@@ -163,53 +142,35 @@ def test_all_tables_are_those_of_124m():
     ]
     # Its kernels are chosen for longer than a minute.
     assert list(cases[-1].sides) == ["NSA", "fla-core"]
+    with pytest.raises(PreflightError) as caught:
+        prepared({"kind": "gpu", "rounds": 1, "values": dict(config.values)})
+    assert caught.value.codes == ["gpu.missing"]
 
 
 @pytest.mark.slow
 def test_the_command_line(build):
     folder = build(**SINGLE)
-    python = folder.server.interpreter()
     words = ("--iters", "1", "--json", "--set", "RECIPROCAL=y")
-    bench = folder.start("bench", *words, python=python)
+    bench = folder.start("bench", *words, python=folder.server.interpreter())
     assert bench.wait() == 0, bench.stderr
     (case,) = json.loads(bench.stdout)["cases"]
     assert list(case["seconds"]) == ["nanoGPT", "trainer", "transformers"]
     assert all(len(each) == 1 and each[0] > 0 for each in case["seconds"].values())
-
-
-@pytest.mark.parametrize(
-    ("command", "words", "code"),
-    [
+    for command, words, code in (
         ("bench", ("--iters", "0"), "usage.out-of-range"),
         ("bench", ("--set", "DETECT_ANOMALY=y"), "config.conflict"),
         ("bench", ("--set", "GPUS=2 BATCH_SIZE=1"), "config.conflict"),
         ("bench", ("--gpu", "h100"), "usage.out-of-range"),
         ("bench-nsa", ("--tokens", "100"), "usage.out-of-range"),
-    ],
-)
-def test_what_cannot_be_timed_is_refused(build, command, words, code):
-    status, _, said = build(**SINGLE).command(command, *words)
-    assert status == 2 and f"[{code}]" in said
+    ):
+        status, _, said = folder.command(command, *words)
+        assert status == 2 and f"[{code}]" in said
 
 
-def test_the_tables_of_a_gpu_require_one():
-    values = dict(step_config("baseline", {}).values)
-    with pytest.raises(PreflightError) as caught:
-        prepared({"kind": "gpu", "rounds": 1, "values": values})
-    assert caught.value.codes == ["gpu.missing"]
-
-
-def test_sparse_attention_beside_full():
-    cases = nsa.nsa_cases(512, CPU)
-    names = [case.name for case in cases]
-    measured = list(Stopwatch(CPU, 1).measure(cases[:3]))
-    assert {len(each["seconds"]) for each in measured} == {2} and len(cases) == 10
+def test_sparse_attention_is_timed_and_ctrl_c_prints_what_is_measured(build):
     # Every block and the whole window are seen, and the compressed blocks besides.
-    assert "n=16, w=512, 512 tokens, 0.49 times fewer pairs, forward" in names
-    assert "n=8, w=256, 2,048 tokens, decoding" in names
-
-
-def test_ctrl_c_prints_what_is_measured(build):
+    names = [case.name for case in nsa.nsa_cases(512, CPU)]
+    assert len(names) == 10 and "n=8, w=256, 2,048 tokens, decoding" in names
     folder = build()
     bench = folder.start("bench-nsa", python=folder.server.interpreter())
     deadline = time.monotonic() + 60

@@ -29,9 +29,8 @@ from lib.config.tree import KconfigTree, member_values
 from lib.errors import DataError, KablateError, PreflightError
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
-from tests.build_folder import write_build
 from tests.command_server import CommandServer
-from tests.integration.conftest import SINGLE, SMALL, Folder
+from tests.integration.conftest import SINGLE, SMALL, Folder, set_up
 from tests.lib.fabricated import reseal, seal
 
 OWN = {"DATA_DIR": "my data", "TRACKER_PROJECT": "mine", "SLURM_OPTIONS": "--mem=1G", "JOBS": 2}
@@ -41,10 +40,7 @@ OWN = {"DATA_DIR": "my data", "TRACKER_PROJECT": "mine", "SLURM_OPTIONS": "--mem
 def trained(tmp_path_factory: pytest.TempPathFactory, server: CommandServer) -> Path:
     """Return a build folder with one finished run."""
     folder = tmp_path_factory.mktemp("build")
-    (folder / "text").mkdir()
-    for i in range(12):
-        (folder / f"text/{i}.txt").write_text(f"{i} makes {i * i}, as anybody knows. " * 9)
-    write_build(folder, {k: v for k, v in {**SMALL, **SINGLE, **OWN}.items() if v is not None})
+    set_up(folder, **SINGLE, **OWN)
     streams = tmp_path_factory.mktemp("streams")
     code, _, stderr = Folder(folder, server, streams).command("all", ALLOW_DIRTY="y")
     assert code == 0, stderr

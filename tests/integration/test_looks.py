@@ -3,13 +3,14 @@
 import json
 import re
 import shutil
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lib.runs.run_dir import RunDir, State, read_status
-from tests.integration.conftest import Folder
+from tests.command_server import CommandServer
+from tests.integration.conftest import Folder, set_up
 
 STUDY = {
     "RA_MLA_ABLATION_STEPS": "0-2",
@@ -17,7 +18,6 @@ STUDY = {
     "VERDICT_LOOKS": "3,4",
     "VERDICT_SPEND": ".2,.7",
 }
-TRAIN = "all"
 
 
 def record(folder: Path) -> dict:
@@ -31,91 +31,119 @@ def seeds_of(folder: Path, slug: str) -> list[int]:
     return sorted(int(path.name.split("-s")[-1].split("-")[0]) for path in done)
 
 
-def kill_after(folder: Folder, runs: int) -> None:
-    """Start make's command, and kill all of its processes once ``runs`` runs have finished."""
-    process = folder.start(TRAIN, SEEDS="auto", JOBS="1")
-    deadline = time.monotonic() + 120
-    while len(list((folder.path / "results/ratio").glob("*/summary.json"))) < runs:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.002)
-    process.kill()
+@pytest.fixture
+def judged(
+    shared_folder: Callable[..., Path],
+    server: CommandServer,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Folder:
+    """Return a copy of the study's folder after its last look, and with what its command has read."""
+    scratch = tmp_path_factory.mktemp("streams")
+
+    def train(folder: Path) -> None:
+        set_up(folder, **STUDY, ON_STUDY_DONE_CMD=f"tee {folder}/read")
+        words = {"SEEDS": "auto", "JOBS": "1"}
+        code, _, said = Folder(folder, server, scratch).command("all", **words)
+        assert code == 0, said
+        assert re.search(r"LOOK +pruned-50  baseline  .*WORSE", said)
+
+    shutil.copytree(shared_folder("judged", train), tmp_path, dirs_exist_ok=True)
+    return Folder(tmp_path, server, scratch)
 
 
 @pytest.mark.slow
-def test_a_study_stops_early_and_an_interrupted_one_ends_with_the_same_record(build):
-    folder = build(**STUDY)
-    code, text, said = folder.command("plan", SEEDS="auto")
-    assert code == 0 and "9 runs" in text and "at most 3 more runs, until 4 seeds" in text, said
-    code, _, said = folder.command(TRAIN, SEEDS="auto", JOBS="1")
-    assert code == 0, said
+def test_a_study_stops_early_and_its_words_stay(judged):
     # The pruned step has a word after three seeds, the other comparison after four.
-    whole = record(folder.path)
-    assert (folder.path / "results/index.html").exists()
+    whole = record(judged.path)
+    assert (judged.path / "results/index.html").exists()
     assert [(look["n"], look["share"]) for look in whole["looks"]] == [(3, 0.2), (4, 0.7)]
     assert {v["step"]: (v["verdict"], v["look"], v["n"]) for v in whole["verdicts"]} == {
         "pruned-50": ("WORSE", 1, 3),
         "golden": ("BETTER", 2, 4),
     }
-    assert [seeds_of(folder.path, s) for s in ("baseline", "pruned-50", "golden")] == [
+    assert [seeds_of(judged.path, s) for s in ("baseline", "pruned-50", "golden")] == [
         [1, 2, 3, 4],
         [1, 2, 3],
         [1, 2, 3, 4],
     ]
-    assert re.search(r"LOOK +pruned-50  baseline  .*WORSE", said)
+    # Once, at the end.
+    assert json.loads((judged.path / "read").read_text()) == whole
+    before = (judged.path / "results/ratio/verdicts.json").read_bytes()
     for script in ("report", "verdicts", "status", "watch"):
-        before = (folder.path / "results/ratio/verdicts.json").read_bytes()
-        assert folder.command(script, SEEDS="auto")[0] == 0
-        assert (folder.path / "results/ratio/verdicts.json").read_bytes() == before
-    assert folder.command("verdicts", SEEDS="auto", STRICT="1")[0] == 0
+        assert judged.command(script, SEEDS="auto")[0] == 0
+        assert (judged.path / "results/ratio/verdicts.json").read_bytes() == before
+    assert judged.command("verdicts", SEEDS="auto", STRICT="1")[0] == 0
     # Without SEEDS=, the words of the looks stay.
-    code, text, _ = folder.command("verdicts")
+    code, text, _ = judged.command("verdicts")
     words = " ".join(text.split())
     assert code == 0 and re.search(r" 3 \S+ WORSE .* 4 \S+ BETTER ", words)
-    code, text, said = folder.command(TRAIN, SEEDS="auto")
+    code, text, said = judged.command("all", SEEDS="auto")
     assert code == 0 and "nothing to run" in said
 
-    shutil.rmtree(folder.path / "results")
-    # In the first block, and between the first look and the second.
-    for runs in (2, 10):
-        kill_after(folder, runs)
-    code, _, said = folder.command(TRAIN, SEEDS="auto", JOBS="1")
+
+@pytest.mark.slow
+def test_a_study_that_ends_between_two_looks_goes_on_to_the_same_record(judged):
+    whole, study = record(judged.path), judged.path / "results/ratio"
+    declared = (study / "declarations.jsonl").read_text().splitlines(keepends=True)
+    first = [json.loads(line)["kind"] for line in declared].index("look")
+    (study / "declarations.jsonl").write_text("".join(declared[: first + 1]))
+    for path in study.glob("*-s4-*"):
+        shutil.rmtree(path)
+    (study / "verdicts.json").unlink()
+    code, _, said = judged.command("all", SEEDS="auto", JOBS="1")
     assert code == 0, said
-    again = record(folder.path)
+    again = record(judged.path)
     for part in ("verdicts", "looks", "family", "alpha_spent"):
         assert again[part] == whole[part]
 
 
 @pytest.mark.slow
-def test_a_look_waits_for_runs_that_have_not_ended_and_strict_wants_words(build):
-    folder = build(**STUDY | {"VERDICT_SPEND": ".001,.001"})
-    code, _, said = folder.command(TRAIN, "--runs", "baseline", SEEDS="auto")
+def test_a_look_waits_for_runs_that_have_not_ended_and_strict_wants_words(judged):
+    study = judged.path / "results/ratio"
+    (study / "declarations.jsonl").unlink()
+    kept = judged.path / "kept"
+    study.rename(kept)
+    strict = {"SEEDS": "auto", "SET": "VERDICT_SPEND=.001,.001"}
+    study.mkdir()
+    for path in kept.glob("baseline-s[123]-*"):
+        path.rename(study / path.name)
+    code, _, said = judged.command("all", "--runs", "baseline", **strict)
     assert code == 0 and "waits until each of their runs has ended" in said
-    assert record(folder.path)["looks"] == []
-    code, _, said = folder.command(TRAIN, SEEDS="auto", STRICT="1")
+    assert record(judged.path)["looks"] == []
+    for path in kept.glob("*-s[1234]-*"):
+        path.rename(study / path.name)
+    code, _, said = judged.command("all", STRICT="1", **strict)
     assert code == 5, said
-    assert len(record(folder.path)["looks"]) == 2
-    assert folder.command("verdicts", SEEDS="auto")[0] == 0
+    assert len(record(judged.path)["looks"]) == 2
+    assert judged.command("verdicts", **strict)[0] == 0
     # A step has its word without the runs of the others, which are judged at the same look.
-    shutil.rmtree(folder.path / "results")
-    code, _, said = folder.command(TRAIN, SEEDS="1-3", STEPS="0-1")
-    (first,) = record(folder.path)["looks"]
-    (pruned,) = record(folder.path)["verdicts"]
+    (study / "declarations.jsonl").unlink()
+    golden = list(study.glob("golden-*"))
+    for path in golden:
+        path.rename(kept / path.name)
+    code, _, said = judged.command("all", SEEDS="1-3", STEPS="0-1")
+    (first,) = record(judged.path)["looks"]
+    (pruned,) = record(judged.path)["verdicts"]
     assert code == 0 and (pruned["verdict"], pruned["planned_comparisons"]) == ("WORSE", 2), said
     assert (first["share"], first["judged"]) == (0.9, ["pruned-50 vs baseline"])
-    declared = (folder.path / "results/ratio/declarations.jsonl").read_text().splitlines()
+    declared = (study / "declarations.jsonl").read_text().splitlines()
     assert [json.loads(line)["kind"] for line in declared] == ["plan", "look"]
-    code, _, said = folder.command(TRAIN, SEEDS="1-3")
-    (look,) = record(folder.path)["looks"]
+    for path in golden:
+        (kept / path.name).rename(path)
+    code, _, said = judged.command("all", SEEDS="1-3")
+    (look,) = record(judged.path)["looks"]
     assert code == 0 and look["judged"] == ["golden vs baseline", "pruned-50 vs baseline"]
-    notes = record(folder.path)["notes"]
-    assert not any("declarations.jsonl" in note for note in notes), notes
+    # The runs are older than the declarations, and nothing else is wrong with these.
+    (note,) = (note for note in record(judged.path)["notes"] if "declarations.jsonl" in note)
+    assert "runs started before the first line" in note
 
 
 def test_a_diverged_baseline_ends_the_study(build):
     """Without a learning rate, nothing is learned: every run has diverged."""
-    rates = {"LEARNING_RATE": "1e-9", "MIN_LEARNING_RATE": "0"}
-    folder = build(**STUDY | rates | {"RA_MLA_ABLATION_STEPS": "0-1"})
-    code, table, said = folder.command(TRAIN, SEEDS="auto")
+    rates = {"LEARNING_RATE": "1e-9", "MIN_LEARNING_RATE": "0", "MAX_ITERS": 1}
+    folder = build(**STUDY | rates | {"RA_MLA_ABLATION_STEPS": "0-1", "WARMUP_STEPS": 0})
+    code, table, said = folder.command("all", SEEDS="auto")
     assert code == 1, said
     (verdict,) = record(folder.path)["verdicts"]
     assert (verdict["verdict"], verdict["reason"]) == ("DIVERGED", "baseline, seeds 1, 2, 3")
@@ -123,9 +151,8 @@ def test_a_diverged_baseline_ends_the_study(build):
     assert {verdict[name] for name in numbers} == {None}
     assert "DIVERGED" in table and " nan" not in table.lower()
     # No further seeds, and the same exit code.
-    code, _, said = folder.command(TRAIN, SEEDS="auto")
+    code, _, said = folder.command("all", SEEDS="auto")
     assert code == 1 and "nothing to run" in said
     assert seeds_of(folder.path, "pruned-50") == [1, 2, 3]
     code, _, said = folder.command("verdicts", SEEDS="auto")
     assert code == 1 and "WARN" not in said
-    assert "DIVERGED" in (folder.path / "results/ratio/report.html").read_text()

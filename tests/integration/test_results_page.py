@@ -6,6 +6,7 @@ import re
 
 from lib.project import ROOT
 from lib.runs.manifest import VARIABLES
+from tests.integration.conftest import TRAINED
 
 # The generators in rng_state_at_start and rng_state_at_end.
 GENERATORS = {"torch", "numpy", "python", "cuda"}
@@ -37,11 +38,8 @@ def lines(path):
     return [strict(line) for line in path.read_text().splitlines()]
 
 
-def test_every_file_and_field_of_a_run_is_in_the_page(build):
-    folder = build(OPTIMIZER_ADAMWSPAM=True, TELEMETRY_INTERVAL=10)
-    code, _, said = folder.command("all", STEPS="0")
-    assert code == 0, said
-    (run,) = folder.runs("0")
+def test_every_file_and_field_of_a_run_is_in_the_page(trained):
+    (run,) = trained.runs("0")
     names = (re.sub(r"rank\d+", "rank*", path.name) for path in run.iterdir())
     files = {re.sub(r"^\.lease-\d+$", ".lease-N", name) for name in names}
     # Checkpoints exist while a run is active, code.diff for uncommitted code, failure files after a
@@ -87,8 +85,9 @@ def test_every_file_and_field_of_a_run_is_in_the_page(build):
     assert {key for found in manifest["artifacts"].values() for key in found} <= named(title)
 
     study = run.parent
-    assert {path.name for path in study.iterdir()} - {run.name} <= named("A study's folder")
+    runs = {path.name for path in trained.runs(TRAINED)}
+    assert {path.name for path in study.iterdir()} - runs <= named("A study's folder")
     columns = next(csv.reader((study / "table.csv").open()))
     assert set(columns) == first_column("A study's folder")
-    code, text, _ = folder.command("report", JSON="1")
+    code, text, _ = trained.command("report", JSON="1")
     assert code == 0 and json.loads(text).keys() <= named("A study's folder") | common

@@ -1,4 +1,4 @@
-"""What is timed of steps and an evaluation, and for how long; tests/integration/test_probe.py times."""
+"""What is timed of steps and of an evaluation; tests/integration/test_commands.py times them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The command after a study that an error ends; tests/integration/test_study_command.py has the rest."""
+"""The command after a study that an error ends; tests/integration/test_trained.py has the rest."""
 
 import json
 import sys
