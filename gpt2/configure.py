@@ -38,7 +38,7 @@ from lib.config.layers import (
     parse_command_line_settings,
 )
 from lib.config.tree import KconfigTree
-from lib.console import confirm, folded, log, terminal_columns
+from lib.console import folded, log, terminal_columns
 from lib.errors import EXIT_DONE, ConfigError, Problem
 from lib.files import pretty_json, write_atomic
 from lib.make_variables import require_value
@@ -147,17 +147,14 @@ def _changes(place: ConfigWorkspace, resolution: ResolvedConfig) -> str:
 
 
 def menuconfig(options: Namespace) -> int:
-    """Edit .config in a menu, again if a rule across its values is broken and the user confirms."""
+    """Edit .config in a menu.
+
+    The file is saved by the menu; exit code 2 lists the rules across its values that are broken.
+    """
     place, tree = _place(options), KconfigTree()
-    while True:
-        _edit(tree, place.config)
-        try:
-            tree.checked([read_config(place.config)], Config.from_values)
-            return EXIT_DONE
-        except ConfigError as error:
-            for problem in error.problems:
-                log("ERROR", str(problem))
-        confirm("edit again?", yes=False)
+    _edit(tree, place.config)
+    tree.checked([read_config(place.config)], Config.from_values)
+    return EXIT_DONE
 
 
 def _edit(tree: KconfigTree, path: Path) -> None:

@@ -41,7 +41,7 @@ class Step:
     parent: str = ""
     set: Mapping[str, SymbolValue] = field(default_factory=dict)
     params: tuple[float, float] = DEFAULT_PARAMS
-    # file:line of the step, as "", and of "title" and each symbol.
+    # In a user's file: file:line of the step, as "", and of "title" and each symbol.
     places: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 

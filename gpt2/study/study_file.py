@@ -131,7 +131,9 @@ def _step(
     if not _is_range(params):
         what = f"params: invalid {params!r} (expected [lowest, highest] change, from -1)"
         note(what, "invalid-value", "params")
-    places = {key: file.where(index, key) for key in ("", "title", *changes)}
+    # A step of a built-in study is found by its name.
+    keys = () if file.path.is_relative_to(_HERE) else ("", "title", *changes)
+    places = {key: file.where(index, key) for key in keys}
     return Step(slug, title, parent, changes, (low, high), places)
 
 
