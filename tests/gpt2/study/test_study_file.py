@@ -1,12 +1,13 @@
-"""Studies of TOML files: content, the location of every problem, and plans made from them."""
+"""Studies of TOML files: steps and their selection, plans, titles, and the line of every problem."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from gpt2.check.cases import plan_cases
 from gpt2.study.plan import make_plan, table_plan
-from gpt2.study.study_file import read_study
+from gpt2.study.study_file import STUDIES, read_study
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
 from lib.errors import ConfigError
@@ -56,10 +57,12 @@ def study_file(tmp_path):
 
 def layers(**settings):
     own = {"ABLATION_STUDY_OWN": True, **settings}
-    return [
-        *defconfig_layers(ROOT, "gpt2-ratio-small"),
-        ConfigLayer.of("command line", "SET", own),
-    ]
+    base = defconfig_layers(ROOT, "gpt2-ratio-small")
+    return [*base, ConfigLayer.of("command line", "SET", own)]
+
+
+def slugs(steps):
+    return [step.slug for step in steps]
 
 
 def test_a_file_is_a_study(study_file):
@@ -70,22 +73,55 @@ def test_a_file_is_a_study(study_file):
     # The digits of the file: 0.3 and 0.30 are one value, but a report shows what was written.
     assert ra.set == {"RECIPROCAL": True, "RECIPROCAL_ALPHA": "0.30"}
     assert both.set == {**ra.set, "RECIPROCAL_WINDOW": 16} and both.parent == "two-heads"
+    assert slugs(study.lineage(both)) == ["baseline", "two-heads", "two-heads-ra"]
+    assert study.label(both) == "heads/03-two-heads-ra"
 
 
-def test_its_runs_are_planned_with_its_seeds_and_names(study_file, tmp_path):
-    study_file(GOOD)
-    plan = make_plan(layers(), tmp_path)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("all", ["baseline", "two-heads", "ra", "two-heads-ra"]),
+        ("2", ["ra"]),
+        ("0-1,two-heads-ra", ["baseline", "two-heads", "two-heads-ra"]),
+        # In the study's order, whatever the order of the words, and once each.
+        ("two-heads-ra,0,ra,2", ["baseline", "ra", "two-heads-ra"]),
+        # A slug is that step alone; a pattern is all that it matches.
+        ("two-heads", ["two-heads"]),
+        ("two*", ["two-heads", "two-heads-ra"]),
+        ("ra 3", ["ra", "two-heads-ra"]),
+    ],
+)
+def test_selects_numbers_ranges_slugs_and_patterns(study_file, text, expected):
+    assert slugs(read_study(study_file(GOOD)).select(text)) == expected
+
+
+def test_a_wrong_or_empty_selection_is_an_error(study_file):
+    select = read_study(study_file(GOOD)).select
+    error = error_of(select, "two-heds,9,2-4,1")
+    text = str(error)
+    assert error.codes == ["usage.unknown-step"] * 3
+    assert "'two-heds'" in text and "nearest: two-heads" in text
+    assert "'9'" in text and "'2-4'" in text and "0-3" in text and "'1'" not in text
+    for empty in ("", " , "):
+        assert error_of(select, empty).codes == ["usage.missing-argument"]
+
+
+def test_its_runs_are_planned_with_its_names_and_need_no_file(study_file, tmp_path):
+    study_file(GOOD).rename(tmp_path / "mine.toml")
+    chosen = layers(ABLATION_STUDY_FILE="mine.toml")
+    plan = make_plan(chosen, tmp_path)
     assert plan.folder == tmp_path / "results" / "heads"
-    assert [run.label for run in plan.runs if run.seed == 2 and not run.variant.is_control] == [
-        "heads/00-baseline s2",
-        "heads/01-two-heads s2",
-        "heads/02-ra s2",
-        "heads/03-two-heads-ra s2",
-    ]
-    (both,) = [r for r in plan.runs if r.variant.slug == "two-heads-ra" and r.seed == 1]
-    assert (both.variant.parent, both.variant.title) == ("two-heads", "both")
-    assert both.config.values["RECIPROCAL_ALPHA"] == "0.30"
+    runs = [run for run in plan.runs if run.seed == 2 and not run.variant.is_control]
+    numbered = ["00-baseline", "01-two-heads", "02-ra", "03-two-heads-ra"]
+    assert [run.label for run in runs] == [f"heads/{name} s2" for name in numbered]
+    assert (runs[3].variant.parent, runs[3].variant.title) == ("two-heads", "both")
+    assert runs[3].config.values["RECIPROCAL_ALPHA"] == "0.30"
     assert {run.seed for run in table_plan(plan).runs} == {1, 2, 3}
+    assert plan_cases(chosen, "ra", tmp_path).study == "heads"
+    # The configuration of a run has every value.
+    values = dict(runs[3].config.values)
+    (tmp_path / "mine.toml").unlink()
+    assert type(runs[3].config).from_values(values).hash8 == runs[3].config.hash8
 
 
 @pytest.mark.parametrize(
@@ -96,51 +132,42 @@ def test_seeds_of_the_command_line_and_of_the_configuration_come_first(
     study_file, tmp_path, settings, seeds, expected
 ):
     study_file(GOOD)
-    plan = make_plan(layers(**settings), tmp_path, seeds=seeds)
+    plan = make_plan(layers(**settings), tmp_path, steps="0", seeds=seeds)
     assert {run.seed for run in plan.runs} == expected
-
-
-def test_a_run_needs_no_file(study_file, tmp_path):
-    """Its configuration has every value: the same run planned without the file has its hash."""
-    study_file(GOOD).rename(tmp_path / "mine.toml")
-    chosen = layers(ABLATION_STUDY_FILE="mine.toml")
-    assert plan_cases(chosen, "ra", tmp_path).study == "heads"
-    (run,) = make_plan(chosen, tmp_path, steps="ra", seeds="1").runs
-    values = dict(run.config.values)
-    (tmp_path / "mine.toml").unlink()
-    assert type(run.config).from_values(values).hash8 == run.config.hash8
 
 
 @pytest.mark.parametrize(
     ("old", "new", "code", "line"),
     [
-        ('name = "heads"', 'name = "Heads 1"', "study.invalid-slug", 1),
-        ('seeds = "1-3"', 'seeds = "1,1"', "study.invalid-value", 2),
-        ('seeds = "1-3"', 'sedes = "1"', "study.unknown-key", 2),
-        ('title = "both"', 'titel = "both"', "study.unknown-key", 22),
-        ('title = "both"', "title = 3", "study.invalid-value", 22),
-        ('title = "both"', f'title = "{"x" * 201}"', "study.invalid-value", 22),
-        ('like = "ra"', 'like = "rb"', "study.unknown-step", 24),
-        ("params = [-0.17, 0]", "params = [0, -1]", "study.invalid-value", 12),
-        ("params = [-0.17, 0]", "params = [0.1]", "study.invalid-value", 12),
-        ("params = [-0.17, 0]", "params = 3", "study.invalid-value", 12),
-        ("set = {", 'parent = "two-heads-ra"\nset = {', "study.unknown-parent", 11),
-        ("RECIPROCAL_WINDOW = 16", "RECIPROCAL_WINDOW = [16]", "study.invalid-value", 25),
-        ("RECIPROCAL_WINDOW = 16", "RECIPROCAL_WINDOW = ", "study.syntax", 25),
-        ('parent = "two-heads"', 'parent = "four"', "study.unknown-parent", 23),
-        ('name = "two-heads-ra"', 'name = "ra"', "study.duplicate-step", 21),
-        ('name = "two-heads-ra"', 'name = "baseline-aa"', "study.reserved-name", 21),
-        ('name = "two-heads-ra"', 'name = "baseline-again"', "study.reserved-name", 21),
-        ('title = "GPT-2"', "set = { BIAS = false }", "study.baseline-changes", 4),
-        ("set.RECIPROCAL = true\nset.RECIPROCAL_ALPHA = 0.30\n", "", "study.empty-step", 14),
+        ('name = "heads"', 'name = "Heads 1"', "invalid-slug", 1),
+        ('seeds = "1-3"', 'seeds = "1,1"', "invalid-value", 2),
+        ('seeds = "1-3"', 'sedes = "1"', "unknown-key", 2),
+        ('seeds = "1-3"', 'judge = "no"', "invalid-value", 2),
+        ('seeds = "1-3"', "judge = 0", "invalid-value", 2),
+        ('seeds = "1-3"', 'unit = "bits"', "invalid-value", 2),
+        ('title = "both"', 'titel = "both"', "unknown-key", 22),
+        ('title = "both"', "title = 3", "invalid-value", 22),
+        ('title = "both"', f'title = "{"x" * 201}"', "invalid-value", 22),
+        ('like = "ra"', 'like = "rb"', "unknown-step", 24),
+        ("params = [-0.17, 0]", "params = [0, -1]", "invalid-value", 12),
+        ("params = [-0.17, 0]", "params = [0.1]", "invalid-value", 12),
+        ("params = [-0.17, 0]", "params = 3", "invalid-value", 12),
+        ("set = {", 'parent = "two-heads-ra"\nset = {', "unknown-parent", 11),
+        ("RECIPROCAL_WINDOW = 16", "RECIPROCAL_WINDOW = [16]", "invalid-value", 25),
+        ("RECIPROCAL_WINDOW = 16", "RECIPROCAL_WINDOW = ", "syntax", 25),
+        ('parent = "two-heads"', 'parent = "four"', "unknown-parent", 23),
+        ('name = "two-heads-ra"', 'name = "ra"', "duplicate-step", 21),
+        ('name = "two-heads-ra"', 'name = "baseline-aa"', "reserved-name", 21),
+        ('name = "two-heads-ra"', 'name = "baseline-again"', "reserved-name", 21),
+        ('title = "GPT-2"', "set = { BIAS = false }", "baseline-changes", 4),
+        ("set.RECIPROCAL = true\nset.RECIPROCAL_ALPHA = 0.30\n", "", "empty-step", 14),
     ],
 )
 def test_a_wrong_file_names_its_line(study_file, old, new, code, line):
     path = study_file(GOOD.replace(old, new))
     # A wrong step is no problem of its children.
     (problem,) = error_of(read_study, path).problems
-    assert problem.code == code
-    assert problem.where == f"{path}:{line}"
+    assert problem.code == f"study.{code}" and problem.where == f"{path}:{line}"
 
 
 @pytest.mark.parametrize(
@@ -155,14 +182,8 @@ def test_a_damaged_file_is_a_study_or_an_error(study_file):
     lines = GOOD.splitlines(keepends=True)
     outcomes = set()
     for i, line in enumerate(lines):
-        for damage in (
-            "",
-            line * 2,
-            line[: len(line) // 2],
-            f"{line.rstrip()}}}\n",
-            "\x00",
-            "[[step]]\n",
-        ):
+        half = line[: len(line) // 2]
+        for damage in ("", line * 2, half, f"{line.rstrip()}}}\n", "\x00", "[[step]]\n"):
             try:
                 read_study(study_file("".join([*lines[:i], damage, *lines[i + 1 :]])))
                 outcomes.add("")
@@ -177,26 +198,98 @@ def test_a_missing_large_or_endless_file_is_refused(tmp_path, study_file):
     assert error_of(read_study, Path("/dev/zero")).codes == ["study.unreadable"]
 
 
+BOTH = 'title = "both"'
+WINDOW = "RECIPROCAL_WINDOW = 16"
+
+
 @pytest.mark.parametrize(
-    ("old", "new", "code", "line"),
+    ("old", "new", "code", "line", "what"),
     [
-        ("RECIPROCAL_WINDOW = 16", "RECIPROCAL_WINDO = 16", "config.unknown-symbol", 25),
-        ("RECIPROCAL_WINDOW = 16", "RECIPROCAL_WINDOW = -1", "config.out-of-range", 25),
-        ("RECIPROCAL_WINDOW = 16", "SLIDING_WINDOW = 8", "config.unmet-dependency", 25),
-        ("RECIPROCAL_WINDOW = 16", "SEED = 8", "study.plan-setting", 25),
-        ("RECIPROCAL_WINDOW = 16", "SINGLE_TRAINING = true", "study.plan-setting", 25),
-        ("RECIPROCAL_ALPHA = 0.30", "RECIPROCAL_ALPHA = 5.0", "config.out-of-range", 18),
-        ("[-0.17, 0]", "[0, 0]", "study.size-out-of-range", 8),
-        ('title = "both"', 'title = "both {"', "study.invalid-title", 22),
-        ('title = "both"', 'title = "both }"', "study.invalid-title", 22),
-        ('title = "both"', 'title = "{RECIPROCAL_WINDOW:.1f}"', "study.invalid-title", 22),
-        ('title = "both"', 'title = "{RECIPROCAL_WINDOW!r}"', "study.invalid-title", 22),
-        ('name = "heads"', 'name = "ratio"', "study.reserved-name", None),
-        ('name = "heads"', 'name = "prolonged"', "study.reserved-name", None),
+        (WINDOW, "RECIPROCAL_WINDO = 16", "config.unknown-symbol", 25, ""),
+        (WINDOW, "RECIPROCAL_WINDOW = -1", "config.out-of-range", 25, ""),
+        (WINDOW, "SLIDING_WINDOW = 8", "config.unmet-dependency", 25, ""),
+        (WINDOW, "SEED = 8", "study.plan-setting", 25, ""),
+        (WINDOW, "SINGLE_TRAINING = true", "study.plan-setting", 25, ""),
+        ("RECIPROCAL_ALPHA = 0.30", "RECIPROCAL_ALPHA = 5.0", "config.out-of-range", 18, ""),
+        ("[-0.17, 0]", "[0, 0]", "study.size-out-of-range", 8, ""),
+        ('name = "heads"', 'name = "ratio"', "study.reserved-name", None, ""),
+        ('name = "heads"', 'name = "prolonged"', "study.reserved-name", None, ""),
+        (BOTH, 'title = "both {"', "study.invalid-title", 22, "malformed"),
+        (BOTH, 'title = "both }"', "study.invalid-title", 22, "malformed"),
+        (BOTH, 'title = "{DROPOUT:.1f}"', "study.invalid-title", 22, "unknown format of {DROPOUT}"),
+        (BOTH, 'title = "{DROPOUT!r}"', "study.invalid-title", 22, "unknown format of {DROPOUT}"),
+        (BOTH, 'title = "{DROPUT}"', "study.invalid-title", 22, "{DROPUT} .*nearest: DROPOUT"),
+        # In the tree, but without an effect in the configuration of the step.
+        (BOTH, 'title = "{SLIDING_WINDOW}"', "study.invalid-title", 22, "applies"),
+        (BOTH, 'title = "{}"', "study.invalid-title", 22, "unknown field {}"),
+        (BOTH, 'title = "{BIAS:%}"', "study.invalid-title", 22, "{BIAS:%}: not a number: True"),
+        (BOTH, 'title = "{BLOCK_SIZE:word}"', "study.invalid-title", 22, "not a number"),
     ],
 )
-def test_a_change_without_effect_names_its_line(study_file, tmp_path, old, new, code, line):
+def test_a_change_without_effect_or_a_wrong_title_names_its_line(
+    study_file, tmp_path, old, new, code, line, what
+):
     path = study_file(GOOD.replace(old, new))
     problem = error_of(make_plan, layers(), tmp_path).problems[0]
-    assert problem.code == code
+    assert problem.code == code and re.search(what, problem.what)
     assert problem.where.startswith(f"{path}:{line}: step heads/" if line else str(path))
+    assert ("{SYMBOL}" in problem.next) == (old == BOTH)
+
+
+def test_plan_and_check_show_the_values_of_the_configuration(study_file, tmp_path):
+    title = "{{r}} {RECIPROCAL_ALPHA}, {OPTIMIZER}, {DROPOUT:%} in {N_LAYER:word}"
+    study_file(GOOD.replace('"both"', f'"{title}"').replace('"GPT-2"', '"{N_LAYER} layers"'))
+    chosen = layers(MODEL_SIZE_CUSTOM=True, N_LAYER=3, N_HEAD=4, N_EMBD=96, DROPOUT="0.1")
+    shown = "{r} 0.30, adamwspam, 10 % in three"
+    titles = ["3 layers", "two heads of keys and values", "RA with alpha 0.3", shown]
+    plan = make_plan(chosen, tmp_path, seeds="1")
+    assert [run.variant.title for run in plan.runs] == titles
+    assert [case.title for case in plan_cases(chosen, build_dir=tmp_path).every] == titles
+
+
+def test_a_step_that_is_not_selected_may_have_a_wrong_title(study_file, tmp_path):
+    study_file(GOOD.replace('"both"', '"{NO_SUCH}"'))
+    plan = make_plan(layers(), tmp_path, steps="0,1", seeds="1")
+    assert len(plan.runs) == 2 and "NO_SUCH" in plan.left_out[0].what
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_a_built_in_title_writes_no_number(study):
+    numbers = re.compile(r"\d|\b(two|three|four|twice)\b")
+    titles = [re.sub(r"GPT-2|{.*?}", "", step.title) for step in study.steps]
+    assert [title for title in titles if numbers.search(title)] == []
+
+
+# MLP_SIZING_PARAMS: equally many parameters in all steps, or a refusal that names the others.
+
+
+def sized(**settings):
+    given = ConfigLayer.of("command line", "SET", {"MLP_SIZING_PARAMS": True, **settings})
+    return [*defconfig_layers(ROOT, "gpt2-ratio-ablation"), given]
+
+
+@pytest.mark.parametrize("steps", ["", "golden"])
+@pytest.mark.parametrize("command", [make_plan, plan_cases])
+def test_steps_with_a_sizing_of_their_own_are_refused_by_name(command, steps, tmp_path):
+    error = error_of(command, sized(), build_dir=tmp_path, steps=steps)
+    (problem,) = error.problems
+    assert (error.exit_code, problem.code) == (2, "study.unequal-parameters")
+    assert problem.what.startswith("MLP_SIZING_PARAMS: 13 of 19 steps ")
+    names = problem.what.partition("(got ")[2].rstrip(")").split(", ")
+    assert len(names) == 13 and {"golden", "mla", "full"} <= {*names}
+    followers = "baseline,pruned-50,ra,ract,ract-weights,ract-entropy"
+    assert f"make STEPS={followers}," in problem.next
+
+
+def test_the_other_steps_have_equally_many_parameters(tmp_path):
+    plan = make_plan(sized(), tmp_path, steps="baseline,pruned-50,ra,ract,ract-weights")
+    sizes = [run.config.model.num_params() for run in plan.runs]
+    assert len(sizes) == 5 and max(sizes) / min(sizes) < 1.01
+    assert "12" in "".join(map(str, plan.left_out))
+
+
+def test_a_step_may_set_its_sizing_itself(study_file, tmp_path):
+    study_file(
+        GOOD.replace("set = {", "set = { MLP_SIZING_PARAMS = true,").replace("-0.17", "-0.01")
+    )
+    assert len(make_plan(layers(), tmp_path, steps="0,1", seeds="1").runs) == 2
