@@ -114,12 +114,12 @@ class GpuFunctions(TorchFunctionMode):
     def __init__(self, target: Gpu, backend: str) -> None:
         super().__init__()
         self.target, self.backend = target, backend
+        self._replaced = {F.scaled_dot_product_attention: self._attention, F.dropout: self._dropout}
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        replaced = {F.scaled_dot_product_attention: self._attention, F.dropout: self._dropout}
-        return replaced.get(func, func)(*args, **(kwargs or {}))
+        return self._replaced.get(func, func)(*args, **(kwargs or {}))
 
     def hooks(self, blocks: nn.ModuleList, tracker: StorageTracker) -> list[RemovableHandle]:
         """Enter the mode in blocks that backward recomputes: autograd does not propagate it."""

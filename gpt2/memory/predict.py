@@ -84,6 +84,7 @@ def estimate(config: Config, target: Gpu | Literal["cpu"]) -> MemoryEstimate:
     peak, stage = needs.highest()
     cpu_peak, _ = (training.needs(None, batch) if gpu else needs).highest()
     memory = gpu or _this_machine()
+    fits = memory.holds(peak.total())
     return MemoryEstimate(
         parameters=training.parameters,
         flops_per_token=needs.flops / (batch * config.model.shape.block_size),
@@ -91,22 +92,25 @@ def estimate(config: Config, target: Gpu | Literal["cpu"]) -> MemoryEstimate:
         stage=stage,
         cpu_peak_bytes=round(cpu_peak.total() * (1 + CPU_OVERHEAD)),
         memory_gib=memory.memory_gib,
-        largest_micro_batch=largest_that_fits(training, gpu, memory),
-        fits=memory.holds(peak.total()),
+        largest_micro_batch=largest_that_fits(training, gpu, memory, batch if fits else 0),
+        fits=fits,
     )
 
 
-def largest_that_fits(training: FakeTrainingStep, gpu: Gpu | None, memory: Gpu) -> int:
+def largest_that_fits(
+    training: FakeTrainingStep, gpu: Gpu | None, memory: Gpu, least: int = 0
+) -> int:
     """Return the largest micro-batch of a step with the kernels of ``gpu`` that fits in ``memory``.
 
-    It divides the share of GLOBAL_BATCH of a process; 0 if no sequence fits.
+    It divides the share of GLOBAL_BATCH of a process; 0 if no sequence fits. Memory grows with the
+    micro-batch, so only sizes above ``least``, which fits, are simulated.
     """
-    sizes = [size for size in range(1, training.share + 1) if training.share % size == 0]
+    sizes = [size for size in range(least + 1, training.share + 1) if training.share % size == 0]
 
     def exceeds(size: int) -> bool:
         return not memory.holds(training.needs(gpu, size).highest()[0].total())
 
-    return [0, *sizes][bisect_left(sizes, True, key=exceeds)]
+    return [least, *sizes][bisect_left(sizes, True, key=exceeds)]
 
 
 def free_memory(config: Config) -> Gpu | None:
