@@ -41,9 +41,9 @@ HEARTBEAT = {
 ELSEWHERE = {
     "summary final data_order_digest": "tests/gpt2/training/test_ranks.py",
     "metrics statistics values attention/entropy": "tests/gpt2/test_mechanism_statistics.py",
-    "timing spam_clipped_fraction": "tests/lib/optim/test_spam.py",
-    "timing spam_resets": "tests/lib/optim/test_spam.py",
-    "timing spam_spikes": "tests/lib/optim/test_spam.py",
+    "timing spam_clipped_fraction": "tests/lib/optim/test_optimizers.py",
+    "timing spam_resets": "tests/lib/optim/test_optimizers.py",
+    "timing spam_spikes": "tests/lib/optim/test_optimizers.py",
 }
 
 

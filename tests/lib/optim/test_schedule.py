@@ -1,7 +1,6 @@
-"""Tests of the learning rate at selected points, and of its continuity."""
+"""The learning rate at selected points, and at the bounds of warm-up and budget."""
 
 import dataclasses
-import itertools
 import math
 
 import pytest
@@ -17,7 +16,6 @@ OPTIONS = ScheduleOptions(
     wsd_decay_fraction=0.2,
 )
 TOTAL = 1000
-KINDS = ["cosine", "linear", "constant", "wsd"]
 
 
 def _rate(kind, step):
@@ -45,14 +43,6 @@ def test_closed_form_of_warm_up_and_decay(kind, middle, three_quarters, nine_ten
     steps = (0, 49, 99, 100, 550, 775, 910, 1000)
     expected = [6e-6, 3e-4, 6e-4, 6e-4, middle, three_quarters, nine_tenths, end]
     assert [_rate(kind, step) for step in steps] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_jump_and_no_rise_after_the_warm_up(kind):
-    rates = [_rate(kind, step) for step in range(100, TOTAL + 1)]
-    steps = [before - after for before, after in itertools.pairwise(rates)]
-    # wsd is the steepest: from peak to minimum in 180 steps.
-    assert all(-1e-12 <= step <= (6e-4 - 6e-5) / 180 * 1.001 for step in steps)
 
 
 @pytest.mark.parametrize("warmup_progress", [0.0, 0.1, 0.37, 0.9])

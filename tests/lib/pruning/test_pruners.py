@@ -1,26 +1,144 @@
-"""Tests of the pruners: sparsity, prunable weights, ramp, scores, resume, Kconfig defaults."""
+"""Pruners on a small model in the trainer's order of calls: ramp, scope, scores, resume, settings."""
 
 import io
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from gpt2.study.designs import grid, parse_axes, resolve_grid
+from lib.config.field import SymbolValue
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
-from lib.pruning.layers import NeverPruned
+from lib.optim.build import build_optimizer
+from lib.optim.optimizers import parameter_groups
+from lib.optim.options import OPTIMIZERS
+from lib.pruning.layers import NeverPruned, PaddedEmbedding
 from lib.pruning.options import PRUNERS, PRUNING_VARIANTS, NoneOptions
 from lib.pruning.pruners import Pruner, bottom_k, build_pruner, prunable_parameters
 from lib.pruning.reference import (
     REFERENCES,
+    VARIANTS,
     PruningSnapshot,
+    documented_stretch,
     lowest,
     ramp_sparsity,
     scope_sparsities,
 )
-from tests.lib.pruning.cases import RAMP_END, SETTINGS, STEPS
 
+STEPS = 40
+# Symbols that are not set have their defaults, so the ramp goes from step 4 to this one.
+RAMP_END = 30
 MATRICES = ["first.weight", "second.weight", "third.weight"]
+# Case → symbols.
+SETTINGS: dict[str, dict[str, SymbolValue]] = {
+    f"{pruner}-{scope}-{ramp}": {
+        f"PRUNING_{pruner.upper()}": True,
+        f"PRUNING_SCOPE_{scope.upper()}": True,
+        f"PRUNING_RAMP_{ramp.upper()}": True,
+        "OPTIMIZER_ADAMWADV": True,
+    }
+    for pruner in ("magnitude", "movement")
+    for scope in ("global", "layer")
+    for ramp in ("cubic", "linear")
+}
+SETTINGS["movement-sgd"] = {"PRUNING_MOVEMENT": True, "OPTIMIZER_SGD": True}
+SETTINGS |= {
+    variant: {"OPTIMIZER_ADAMWPRUNE": True, f"ADAMWPRUNE_VARIANT_{variant.upper()}": True}
+    for variant in PRUNING_VARIANTS
+}
+SETTINGS["bitter8-spam"] = {
+    **SETTINGS["bitter8"],
+    "ADAMWPRUNE_BASE_ADAMWSPAM": True,
+    "SPAM_INTERVAL": 15,
+    "SPAM_WARMUP_STEPS": 5,
+    "SPAM_CLIP_DELAY": 5,
+}
+# Each scope, ramp and kind of state: masks, sums, no moments, and SPAM's counters.
+KINDS = (
+    *("magnitude-layer-cubic", "magnitude-global-linear", "movement-global-cubic", "movement-sgd"),
+    *("bitter0", "bitter4", "bitter8-spam"),
+)
+
+
+class Model(nn.Module):
+    """Matrices of different scale, so that a global threshold prunes them differently."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.wte = PaddedEmbedding(20, 24, used_rows=12)
+        self.norm = nn.LayerNorm(24)
+        self.first = nn.Linear(24, 40)
+        self.second = nn.Linear(40, 20)
+        self.third = nn.Linear(20, 12)
+        with torch.no_grad():
+            self.second.weight.mul_(3.0)
+            self.wte.weight[12:] = 0.0
+
+    def forward(self, tokens):
+        hidden = torch.tanh(self.first(self.norm(self.wte(tokens))))
+        return self.third(torch.tanh(self.second(hidden)))
+
+
+class Trial:
+    """Model in training with its optimizer and its pruner."""
+
+    def __init__(self, values):
+        (self.options,) = PRUNERS.bind(values)
+        (optimizer,) = OPTIMIZERS.bind(values)
+        self.model = Model()
+        groups = parameter_groups(self.model, optimizer.weight_decay)
+        self.optimizer: Any = build_optimizer(optimizer, groups, 1e-2)
+        self.weights = prunable_parameters(self.model, self.options.include_embeddings)
+        self.pruner: Any = build_pruner(self.options, self.model)
+        self.tokens = torch.arange(12)
+        # Gradients and weights of each step, for the movement scores.
+        self.history: list[dict[str, tuple[torch.Tensor, torch.Tensor]]] = []
+
+    def step(self, step):
+        """Run step ``step`` (from 1) of ``STEPS``."""
+        self.optimizer.zero_grad()
+        logits = self.model(self.tokens)
+        nn.functional.cross_entropy(logits, self.tokens.roll(1)).backward()
+        self.pruner.mask_gradients()
+        norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters()])
+        self.pruner.observe(norm)
+        self.history.append(
+            {n: (p.grad.clone(), p.detach().clone()) for n, p in self.weights.items()}
+        )
+        nn.utils.clip_grads_with_norm_(self.model.parameters(), 0.05, norm)
+        self.optimizer.step(gradient_norm=norm)
+        self.pruner.after_step(step, step / STEPS, self.optimizer)
+
+    def steps(self, first, last):
+        """Run steps ``first`` to ``last``, both included."""
+        for step in range(first, last + 1):
+            self.step(step)
+
+    def zeros(self):
+        """Return a mask of the zeros of each prunable weight; rows of padding are none."""
+        zeros = {name: p.detach() == 0 for name, p in self.weights.items()}
+        return zeros | {"wte.weight": zeros["wte.weight"][:12]} if "wte.weight" in zeros else zeros
+
+
+@pytest.fixture(scope="module")
+def tree():
+    return KconfigTree()
+
+
+@pytest.fixture
+def trial(tree):
+    """Return a function that builds a case of SETTINGS with changed symbols, ready to train."""
+
+    def build(name, **changes):
+        settings = SETTINGS[name] | {"PRUNING_FREQUENCY": 5} | changes
+        return Trial(tree.resolve([ConfigLayer.of("test", "test", settings)]).values)
+
+    return build
 
 
 def test_every_pruner_and_variant_is_a_case():
@@ -28,27 +146,17 @@ def test_every_pruner_and_variant_is_a_case():
     assert pruners == {*PRUNERS, *PRUNING_VARIANTS} - {"none", "state"}
 
 
-def test_reaches_its_target_in_matrices_alone(trial, case):
-    target = 0.9
-    run = trial(case, PRUNING_SPARSITY="0.9")
-    run.steps(1, RAMP_END)
-    total = sum(p.numel() for p in run.weights.values())
-    zeros = sum(int(z.sum()) for z in run.zeros().values())
-    assert abs(zeros / total - target) < 0.005 * target
-    assert run.pruner.sparsity() == zeros / total
-    layers = run.pruner.sparsity_by_layer()
-    assert list(layers) == MATRICES
-    for name, parameter in run.model.named_parameters():
-        used = parameter[:12] if name == "wte.weight" else parameter
-        assert name in MATRICES or bool((used != 0).all()), name
-    if run.options.scope == "layer" and case != "bitter4":
-        assert all(abs(share - target) < 0.005 * target for share in layers.values())
+def total(masks):
+    return sum(int(mask.sum()) for mask in masks.values())
 
 
-def test_follows_the_ramp_and_revives_nothing(trial, case):
-    run = trial(case)
-    total = sum(p.numel() for p in run.weights.values())
+@pytest.mark.parametrize("embeddings", [False, True])
+@pytest.mark.parametrize("case", KINDS)
+def test_follows_the_ramp_and_zeroes_all_of_a_pruned_weight(trial, case, embeddings):
+    run = trial(case, PRUNING_INCLUDE_EMBEDDINGS=embeddings, PRUNING_SPARSITY="0.8")
     earlier, expected, changed = run.zeros(), 0.0, []
+    sizes = {name: mask.numel() for name, mask in earlier.items()}
+    assert list(sizes) == (["wte.weight"] if embeddings else []) + MATRICES
     for step in range(1, STEPS + 1):
         run.step(step)
         now = run.zeros()
@@ -57,31 +165,28 @@ def test_follows_the_ramp_and_revives_nothing(trial, case):
             expected = ramp_sparsity(run.options, step / STEPS)
             changed.append(expected)
         # Rounding loses up to half a weight per matrix.
-        assert abs(sum(int(z.sum()) for z in now.values()) - expected * total) <= 1.5
+        assert abs(total(now) - expected * sum(sizes.values())) <= 2
         assert all(bool((now[name] | ~earlier[name]).all()) for name in now)
         earlier = now
-    assert changed[-1] == 0.5 and len(set(changed)) == 6
+    assert changed[-1] == 0.8 and len(set(changed)) == 6
+    for name, parameter in run.model.named_parameters():
+        used = parameter[:12] if name == "wte.weight" else parameter
+        assert name in sizes or bool((used != 0).all()), name
+    for name, parameter in run.weights.items():
+        dead, state = earlier[name], run.optimizer.state[parameter]
+        assert int(dead.sum()) > 0.2 * sizes[name]
+        for tensor in (parameter.grad, *(state[k] for k in state if k != "step")):
+            assert float(tensor[: len(dead)][dead].abs().max()) == 0.0
+            assert float(tensor[: len(dead)][~dead].abs().max()) > 0.0
+    shares = {name: int(mask.sum()) / sizes[name] for name, mask in earlier.items()}
+    if run.options.scope == "layer" and case != "bitter4":
+        assert list(shares.values()) == pytest.approx([0.8] * len(shares), abs=0.004)
+    assert run.pruner.prunable_weights() == sizes
+    assert run.pruner.sparsity_by_layer() == shares
+    assert run.pruner.sparsity() == total(earlier) / sum(sizes.values())
 
 
-def test_gradients_and_optimizer_state_are_masked(trial, case):
-    run = trial(case)
-    run.steps(1, RAMP_END)
-    for step in (RAMP_END + 1, RAMP_END + 2):
-        run.step(step)
-        for name, parameter in run.weights.items():
-            dead = ~run.pruner.masks[name]
-            assert int(dead.sum()) > 0
-            state = run.optimizer.state[parameter]
-            for tensor in (parameter.grad, *(state[k] for k in state if k != "step")):
-                assert float(tensor[dead].abs().max()) == 0.0
-                assert float(tensor[~dead].abs().max()) > 0.0
-
-
-# One case per kind of state: masks, sums, no moments, and SPAM's counters with a reset at step 16.
-@pytest.mark.parametrize(
-    "case",
-    ["magnitude-global-cubic", "movement-layer-linear", "movement-sgd", "bitter4", "bitter8-spam"],
-)
+@pytest.mark.parametrize("case", KINDS)
 def test_resumed_equals_uninterrupted(trial, case):
     straight, saved = trial(case), {}
     for step in range(1, STEPS + 1):
@@ -93,88 +198,12 @@ def test_resumed_equals_uninterrupted(trial, case):
     for cut, stream in saved.items():
         stream.seek(0)
         state = torch.load(stream, weights_only=True)
-        assert all(mask.dtype == torch.bool for mask in state["pruner"]["masks"].values())
         resumed = trial(case)
-        resumed.model.load_state_dict(state["model"])
-        resumed.optimizer.load_state_dict(state["optimizer"])
-        resumed.pruner.load_state_dict(state["pruner"])
+        for name in state:
+            getattr(resumed, name).load_state_dict(state[name])
         resumed.steps(cut + 1, STEPS)
         for a, b in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
             assert torch.equal(a, b), cut
-
-
-@pytest.mark.parametrize("name", ["magnitude-layer-linear", "movement-global-linear", "bitter0"])
-def test_the_end_of_the_ramp_is_met_off_the_beat(trial, name):
-    run = trial(name, PRUNING_FREQUENCY=7)
-    run.steps(1, 29)
-    assert run.pruner.sparsity() < 0.5
-    run.step(30)
-    assert run.pruner.sparsity() == pytest.approx(0.5, abs=0.001)
-
-
-def test_embeddings_only_when_asked(trial, case):
-    run = trial(case, PRUNING_INCLUDE_EMBEDDINGS=True, PRUNING_SPARSITY="0.9")
-    run.steps(1, RAMP_END)
-    # The vocabulary has 12 tokens; the 8 zero rows after them are padding, not pruned weights.
-    used = {**run.weights, "wte.weight": run.model.wte.weight[:12]}
-    zeros = {name: int((weight == 0).sum()) for name, weight in used.items()}
-    sizes = {name: weight.numel() for name, weight in used.items()}
-    assert zeros["wte.weight"] > 0.3 * sizes["wte.weight"]
-    assert sum(zeros.values()) / sum(sizes.values()) == pytest.approx(0.9, abs=0.0045)
-    assert run.pruner.prunable_weights() == sizes
-    assert run.pruner.sparsity() == sum(zeros.values()) / sum(sizes.values())
-    assert run.pruner.sparsity_by_layer() == {name: zeros[name] / sizes[name] for name in sizes}
-
-
-def test_a_parameter_without_a_gradient_is_no_obstacle(trial, case):
-    run = trial(case)
-    run.model.third.weight.requires_grad_(False)
-    for step in range(1, RAMP_END + 1):
-        run.model.third.weight.grad = None
-        run.optimizer.zero_grad()
-        run.model(run.tokens).square().mean().backward()
-        run.pruner.mask_gradients()
-        run.pruner.observe(torch.tensor(1.0))
-        run.optimizer.step()
-        run.pruner.after_step(step, step / STEPS, run.optimizer)
-    assert run.pruner.sparsity() == pytest.approx(0.5, abs=0.001)
-
-
-@pytest.mark.parametrize(
-    ("symbol", "value", "code"),
-    [
-        ("PRUNING_SPARSITY", "1.5", "config.out-of-range"),
-        ("PRUNING_SPARSITY", "0", "config.out-of-range"),
-        ("PRUNING_WARMUP", "0.75", "config.conflict"),
-    ],
-)
-def test_rules_name_their_symbol(trial, symbol, value, code):
-    with pytest.raises(ConfigError) as caught:
-        trial("bitter3", **{symbol: value})
-    (problem,) = caught.value.problems
-    assert problem.code == code and problem.what.startswith(f"{symbol}: ")
-
-
-TENSORS = {
-    "normal": torch.randn(40, 30, generator=torch.Generator().manual_seed(1)),
-    "tiny": torch.randn(500, generator=torch.Generator().manual_seed(2)) * 1e-30,
-    "equal": torch.full((7, 11), 0.25),
-    "zeros": torch.zeros(300),
-    "steps": torch.randint(-3, 4, (9, 20), generator=torch.Generator().manual_seed(3)).float(),
-    "infinite": torch.tensor([-torch.inf, torch.inf, -torch.inf, 1.0]),
-}
-TOTAL = sum(t.numel() for t in TENSORS.values())
-
-
-@pytest.mark.parametrize("chunk_elements", [97, 1 << 20])
-@pytest.mark.parametrize("count", [1, 2, 3, 250, 700, 900, 1100, 1500, TOTAL - 1, TOTAL])
-def test_equals_a_stable_sort(count, chunk_elements):
-    joined = torch.cat([t.flatten() for t in TENSORS.values()])
-    expected = torch.zeros(TOTAL, dtype=torch.bool)
-    expected[torch.sort(joined, stable=True).indices[:count]] = True
-    found = dict(bottom_k(TENSORS, count, chunk_elements))
-    assert all(found[name].shape == TENSORS[name].shape for name in TENSORS)
-    assert torch.equal(torch.cat([found[name].flatten() for name in TENSORS]), expected)
 
 
 def expected_scores(run):
@@ -204,10 +233,9 @@ def test_one_update_equals_the_reference(trial, case):
     run.pruner.after_step(20, 20 / STEPS, run.optimizer)
     reached = ramp_sparsity(run.options, 20 / STEPS)
     layers = [score.flatten().tolist() for score in scores]
-    scopes = scope_sparsities(run.options, reached, [len(layer) for layer in layers])
     pruned = {
         element
-        for members, share in scopes
+        for members, share in scope_sparsities(run.options, reached, [len(x) for x in layers])
         for element in lowest({k: layers[k] for k in members}, share)
     }
     for k, zeros in enumerate(run.zeros().values()):
@@ -215,17 +243,27 @@ def test_one_update_equals_the_reference(trial, case):
         assert found == sorted(i for layer, i in pruned if layer == k)
 
 
-def test_an_unprunable_module_keeps_its_matrices():
-    class Gate(NeverPruned):
-        def __init__(self):
-            super().__init__()
-            self.inner = torch.nn.Sequential(torch.nn.Linear(4, 4))
+def test_the_end_of_the_ramp_is_met_off_the_beat(trial):
+    run = trial("magnitude-layer-linear", PRUNING_FREQUENCY=7)
+    run.steps(1, 29)
+    assert run.pruner.sparsity() < 0.5
+    run.step(30)
+    assert run.pruner.sparsity() == pytest.approx(0.5, abs=0.001)
 
-    model = torch.nn.ModuleDict({"gate": Gate(), "other": torch.nn.Linear(4, 4)})
-    assert set(prunable_parameters(model, False)) == {"other.weight"}
-    # A matrix shared with such a module is excluded too, whatever its first name.
-    tied = torch.nn.ModuleList([model["gate"].inner[0], model["gate"]])
-    assert prunable_parameters(tied, True) == {}
+
+@pytest.mark.parametrize("case", ["magnitude-global-linear", "movement-sgd", "bitter8-spam"])
+def test_a_parameter_without_a_gradient_is_no_obstacle(trial, case):
+    run = trial(case)
+    run.model.third.weight.requires_grad_(False)
+    for step in range(1, RAMP_END + 1):
+        run.model.third.weight.grad = None
+        run.optimizer.zero_grad()
+        run.model(run.tokens).square().mean().backward()
+        run.pruner.mask_gradients()
+        run.pruner.observe(torch.tensor(1.0))
+        run.optimizer.step()
+        run.pruner.after_step(step, step / STEPS, run.optimizer)
+    assert run.pruner.sparsity() == pytest.approx(0.5, abs=0.001)
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
@@ -246,3 +284,122 @@ def test_no_pruner_changes_nothing(tree):
     assert type(pruner) is Pruner and pruner.sparsity() == 0.0
     assert pruner.sparsity_by_layer() == pruner.prunable_weights() == {}
     pruner.load_state_dict(pruner.state_dict())
+
+
+TENSORS = {
+    "normal": torch.randn(40, 30, generator=torch.Generator().manual_seed(1)),
+    "tiny": torch.randn(500, generator=torch.Generator().manual_seed(2)) * 1e-30,
+    "equal": torch.full((7, 11), 0.25),
+    "zeros": torch.zeros(300),
+    "steps": torch.randint(-3, 4, (9, 20), generator=torch.Generator().manual_seed(3)).float(),
+    "infinite": torch.tensor([-torch.inf, torch.inf, -torch.inf, 1.0]),
+}
+TOTAL = sum(t.numel() for t in TENSORS.values())
+
+
+@pytest.mark.parametrize("chunk_elements", [97, 1 << 20])
+@pytest.mark.parametrize("count", [1, 2, 3, 250, 700, 900, 1100, 1500, TOTAL - 1, TOTAL])
+def test_the_lowest_are_those_of_a_stable_sort(count, chunk_elements):
+    joined = torch.cat([t.flatten() for t in TENSORS.values()])
+    expected = torch.zeros(TOTAL, dtype=torch.bool)
+    expected[torch.sort(joined, stable=True).indices[:count]] = True
+    found = dict(bottom_k(TENSORS, count, chunk_elements))
+    assert all(found[name].shape == TENSORS[name].shape for name in TENSORS)
+    assert torch.equal(torch.cat([found[name].flatten() for name in TENSORS]), expected)
+
+
+def test_an_unprunable_module_keeps_its_matrices():
+    class Gate(NeverPruned):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Sequential(torch.nn.Linear(4, 4))
+
+    model = torch.nn.ModuleDict({"gate": Gate(), "other": torch.nn.Linear(4, 4)})
+    assert set(prunable_parameters(model, False)) == {"other.weight"}
+    # A matrix shared with such a module is excluded too, whatever its first name.
+    tied = torch.nn.ModuleList([model["gate"].inner[0], model["gate"]])
+    assert prunable_parameters(tied, True) == {}
+
+
+@pytest.mark.parametrize("mean", [0.01, 0.5, 0.9, 0.97, 0.98, 0.99])
+def test_the_layer_profile_equals_a_bisection(trial, mean):
+    options, sizes = trial("bitter4").options, [100, 3000, 50, 700, 700, 2400]
+    found = options.layer_sparsities(mean, sizes)
+    assert found == pytest.approx([s for _, s in scope_sparsities(options, mean, sizes)], abs=1e-9)
+    assert sum(n * s for n, s in zip(sizes, found)) / sum(sizes) == pytest.approx(mean)
+    assert options.layer_sparsities(0.5, [10, 10, 10]) == pytest.approx([0.35, 0.5, 0.65])
+
+
+def test_bias_correction_alone_changes_no_mask(trial):
+    """bitter8 is therefore unavailable at bitter3's budget."""
+    third, eighth = trial("bitter3"), trial("bitter8")
+    third.steps(1, STEPS)
+    eighth.steps(1, STEPS)
+    assert all(torch.equal(third.pruner.masks[n], eighth.pruner.masks[n]) for n in third.weights)
+
+
+@pytest.mark.parametrize("variant", PRUNING_VARIANTS)
+def test_a_variant_brings_ramp_scope_and_budget(trial, variant):
+    options = trial(variant).options
+    assert (options.ramp, options.scope, options.stretch) == VARIANTS[variant]
+    shown = options.summary.partition(f", {variant}")[2]
+    assert shown == ("" if options.stretch == 1.0 else f", budget x {documented_stretch(variant)}")
+    if variant not in ("bitter2", "bitter8"):
+        assert trial(variant, ADAMWPRUNE_STRETCH=False).options.stretch == 1.0
+
+
+@pytest.mark.parametrize(
+    ("case", "symbol", "value", "code"),
+    [
+        ("bitter3", "PRUNING_SPARSITY", "1.5", "config.out-of-range"),
+        ("bitter3", "PRUNING_SPARSITY", "0", "config.out-of-range"),
+        ("bitter3", "PRUNING_WARMUP", "0.75", "config.conflict"),
+        # Without the longer budget, each would be another variant again.
+        ("bitter2", "ADAMWPRUNE_STRETCH", False, "config.unmet-dependency"),
+        ("bitter8", "ADAMWPRUNE_STRETCH", False, "config.unmet-dependency"),
+    ],
+)
+def test_rules_name_their_symbol(trial, case, symbol, value, code):
+    with pytest.raises(ConfigError) as caught:
+        trial(case, **{symbol: value})
+    (problem,) = caught.value.problems
+    refused = "" if value is False else f"{symbol}: "
+    assert problem.code == code and problem.what.startswith(refused) and symbol in problem.what
+
+
+@pytest.mark.parametrize(
+    ("symbols", "axes", "left_out"),
+    [
+        (
+            {},
+            "OPTIMIZER=sgd,adam,adamw,adamwadv,adamwspam,adamwprune "
+            "PRUNING=none,magnitude,movement,state",
+            [
+                *("sgd-state", "adam-state", "adamw-state", "adamwadv-state", "adamwspam-state"),
+                *("adamwprune-none", "adamwprune-magnitude", "adamwprune-movement"),
+            ],
+        ),
+        (
+            {"OPTIMIZER_ADAMWPRUNE": True},
+            "ADAMWPRUNE_VARIANT=bitter2,bitter3,bitter8 ADAMWPRUNE_STRETCH=y,n",
+            [f"{variant}-adamwprune-stretch-n" for variant in ("bitter2", "bitter8")],
+        ),
+    ],
+)
+def test_a_matrix_has_the_possible_pairs_and_says_which_are_left_out(tree, symbols, axes, left_out):
+    base = [ConfigLayer.of("config", ".config", symbols)]
+    cells = grid(parse_axes(tree, axes, "AXES"))
+
+    def resolve(cell):
+        return tree.resolve([*base, ConfigLayer.of("axis", cell.slug, cell.delta)]).values
+
+    block, problems = resolve_grid(tree, cells, resolve)
+    assert [str(problem).split(": ")[0] for problem in problems] == left_out
+    assert {problem.code for problem in problems} == {"config.unmet-dependency"}
+    assert len(block) == len(cells) - len(left_out)
+
+
+def test_state_pruning_has_its_own_scope_and_ramp(tree):
+    tree.resolve([ConfigLayer.of("test", "test", {"OPTIMIZER_ADAMWPRUNE": True})])
+    choices = [tree.kconf.named_choices[f"PRUNING_{name}"] for name in ("RAMP", "SCOPE")]
+    assert [choice.visibility for choice in choices] == [0, 0]
