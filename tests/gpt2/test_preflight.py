@@ -93,6 +93,8 @@ def test_all_that_is_wrong_is_told_at_once(
         "ENV_LOCK_FILE": "uv.lock",
         "MIN_DISK_GIB": 1_000_000,
         "DEVICE_CUDA": True,
+        "CHECKPOINT_INTERVAL": 0,
+        **LONG,
     }
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     config = configured(**changes)
@@ -103,6 +105,7 @@ def test_all_that_is_wrong_is_told_at_once(
         "disk",
         "committed",
         "device",
+        "long runs",
     }
     with pytest.raises(PreflightError) as refusal:
         check_machine([config], place)
@@ -115,35 +118,10 @@ def test_all_that_is_wrong_is_told_at_once(
 def test_two_gpus_where_one_is_pinned(
     place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu = SimpleNamespace(name="G", total_memory=24 * 2**30)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)
-    monkeypatch.setattr("gpt2.running.kernel_checks.check_attention", lambda model, machine: None)
-    # How many are too many: tests of lib.env.preflight.
+    monkeypatch.setattr(preflight, "machine_problems", lambda machine, gpus: [])
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     found = failing(configured(DEVICE_CUDA=True, GPU_PINNED=True), place)
     assert found.keys() == {"device"} and "[gpu.not-pinned]" in found["device"]
-
-
-def test_kernels_are_compared_once_for_each_attention_with_progress(
-    place: TrainingPlace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    compared = []
-    check = "gpt2.running.kernel_checks.check_attention"
-    monkeypatch.setattr(check, lambda model, machine: compared.append(model.attention.terms))
-    monkeypatch.setattr("gpt2.running.kernel_checks.check_loss", lambda model, machine: None)
-    plain, term, exact = (
-        configured(DEVICE_CUDA=True, **changes)
-        for changes in ({}, {"RECIPROCAL": True}, {"ACTIVATION_GELU_EXACT": True})
-    )
-    monkeypatch.setattr(preflight, "usable_cores", lambda: 1)
-    preflight._kernel_problems([plain, term, exact, term])
-    assert compared == [(), term.model.attention.terms]
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "CHECK   kernels: 3 comparisons on the GPU, 1 at a time"
-    assert [line.split(", eta")[0] for line in lines[1:]] == [
-        f"CHECK   kernels {count} of 3" for count in (1, 2, 3)
-    ]
 
 
 def test_equal_kernels_are_compared_once_and_those_without_dropout_beside(
@@ -156,13 +134,19 @@ def test_equal_kernels_are_compared_once_and_those_without_dropout_beside(
     )
     term: dict[str, SymbolValue] = {"DEVICE_CUDA": True, "RECIPROCAL": True, "DROPOUT": "0.1"}
     term |= {"RUN_PROFILE_MAXOUT_SPEED": True}
-    changes = ({}, {"ATTENTION_PROJECTION_LATENT": True}, {"RECIPROCAL": False})
+    changes: list[dict[str, SymbolValue]] = [
+        {},
+        {"ACTIVATION_GELU_EXACT": True},
+        {"ATTENTION_PROJECTION_LATENT": True},
+        {"RECIPROCAL": False},
+    ]
     assert preflight._kernel_problems([configured(**{**term, **c}) for c in changes]) == []
     models = [model for check, model, _ in compared if check.__name__ == "check_attention"]
     assert [(len(m.attention.terms), m.shape.dropout) for m in models] == [
         *((1, 0.1), (0, 0.1)),
         (1, 0.0),
     ]
+    assert [check.__name__ for check, *_ in compared[3:]] == ["check_loss"]
 
 
 def test_kernels_are_compiled_side_by_side(
@@ -179,6 +163,13 @@ def test_kernels_are_compiled_side_by_side(
     (died,) = preflight.compare_kernels([(compile_slowly, "crash", tmp_path)] * 2, 2)
     assert died.code == "worker.died"
     assert preflight.compare_kernels([(refuse_a_second_process, os.getpid())] * 2, 2) == []
+    # In this process, one after the other.
+    assert preflight.compare_kernels([(refuse_a_second_process, os.getpid())] * 3, 1) == []
+    said = capsys.readouterr().err.splitlines()[-4:]
+    assert "3 comparisons on the GPU, 1 at a time" in said[0]
+    assert [line.split(", eta")[0] for line in said[1:]] == [
+        f"CHECK   kernels {count} of 3" for count in (1, 2, 3)
+    ]
 
 
 def test_a_snapshot_is_taken_unless_it_is_not_wanted(place: TrainingPlace) -> None:
@@ -306,28 +297,14 @@ def test_the_page_has_every_condition_symbol_and_file(place: TrainingPlace) -> N
     assert listed == written | {"rocm_smi.txt"}
 
 
-def with_processes(config: Config, device: str, gpus: int, threads: int) -> Config:
-    """Return ``config`` on a device, in several processes."""
-    train = replace(config.train, gpus=gpus, batch_size=1, global_batch=gpus, grad_accumulation=1)
-    machine = replace(config.machine, device=device, cpu_threads=threads)
-    return replace(config, train=train, machine=machine)
-
-
-def test_a_slot_is_a_group(monkeypatch: pytest.MonkeyPatch, place: TrainingPlace) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("gpt2.running.preflight.machine_problems", lambda machine, gpus: [])
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    monkeypatch.setattr("gpt2.running.preflight.usable_cores", lambda: 12)
-    config = resolve_config(
-        KconfigTree(), [ConfigLayer.of("test", "test", {"SINGLE_TRAINING": True})]
-    )
-    on_gpus = [with_processes(config, "cuda", 4, 1)]
-    assert preflight.check_machine(on_gpus, place) == [
-        {"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
-        {"CUDA_VISIBLE_DEVICES": "4,5,6,7"},
-    ]
-    assert len(preflight.check_machine([with_processes(config, "cpu", 2, 3)], place)) == 2
-    assert len(preflight.check_machine([with_processes(config, "cpu", 16, 1)], place)) == 1
+@pytest.mark.parametrize(("gpus", "threads", "slots"), [(2, 3, 2), (16, 1, 1)])
+def test_on_a_cpu_a_slot_is_a_group_of_cores(
+    monkeypatch: pytest.MonkeyPatch, place: TrainingPlace, gpus: int, threads: int, slots: int
+) -> None:
+    """Of GPUs: tests/integration/test_fake_gpus.py."""
+    monkeypatch.setattr(preflight, "usable_cores", lambda: 12)
+    config = configured(GPUS=gpus, GLOBAL_BATCH=gpus, CPU_THREADS=threads)
+    assert check_machine([config], place) == [{}] * slots
 
 
 def test_a_gpu_in_use_by_another_program_is_left_alone_and_named(
@@ -336,21 +313,20 @@ def test_a_gpu_in_use_by_another_program_is_left_alone_and_named(
     used = [300.0, 40_960.0, 900.0, None]
     readings = [{"index": i, "memory_used_mib": mib} for i, mib in enumerate(used)]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("gpt2.running.preflight.machine_problems", lambda machine, gpus: [])
+    monkeypatch.setattr(preflight, "machine_problems", lambda machine, gpus: [])
+    monkeypatch.setattr(preflight, "_kernel_problems", lambda configs: [])
     monkeypatch.setattr("lib.tracking.telemetry.read_gpus", lambda gpus, *, rocm: readings)
     monkeypatch.setattr("torch.cuda.device_count", lambda: len(readings))
-    config = resolve_config(
-        KconfigTree(), [ConfigLayer.of("test", "test", {"SINGLE_TRAINING": True})]
-    )
-    slots = preflight.check_machine([with_processes(config, "cuda", 1, 1)], place)
+    one, four = (configured(DEVICE_CUDA=True, GPUS=n, GLOBAL_BATCH=n) for n in (1, 4))
+    slots = check_machine([one], place)
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["0", "2", "3"]
     assert "GPU 1 (40.0 GiB)" in capsys.readouterr().err
     with pytest.raises(PreflightError) as refused:
-        preflight.check_machine([with_processes(config, "cuda", 4, 1)], place)
+        check_machine([four], place)
     assert refused.value.codes == ["gpu.busy"] and "GPU 1" in str(refused.value)
     # A GPU that the user names is used.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    assert len(preflight.check_machine([with_processes(config, "cuda", 1, 1)], place)) == 4
+    assert len(check_machine([one], place)) == 4
 
 
 HOURS: dict[str, SymbolValue] = {"BUDGET_TIME": True, "GPT2_MAX_TIME": 3600}
@@ -369,13 +345,11 @@ HOURS: dict[str, SymbolValue] = {"BUDGET_TIME": True, "GPT2_MAX_TIME": 3600}
     ],
 )
 def test_a_long_run_without_checkpoints_is_refused(
-    place: TrainingPlace, settings: dict[str, SymbolValue], values: list[str]
+    settings: dict[str, SymbolValue], values: list[str]
 ) -> None:
-    unmet = failing(configured(**settings), place)
-    assert unmet.keys() == ({"long runs"} if values else set())
-    text = unmet.get("long runs", "")
-    assert ("[long-run.no-checkpoint]" in text) == bool(values)
-    assert all(value in text for value in values)
+    found = long_run_problems(configured(**settings))
+    assert [problem.code for problem in found] == ["long-run.no-checkpoint"] * bool(values)
+    assert all(value in problem.what for problem in found for value in values)
 
 
 @pytest.mark.parametrize("precise", ["PRECISION_BF16", "RUN_PROFILE_PAPER_REPRO", ""])

@@ -13,7 +13,6 @@ from gpt2.study.resolve import resolve_config
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.env.gpu import cpu_model
-from lib.errors import ConfigError
 from lib.files import sha256_file
 from lib.project import ROOT
 from lib.runs.code import installed_torch
@@ -81,21 +80,35 @@ def test_training_twice_writes_no_data_where_the_run_says(made, tmp_path, monkey
     assert seen[0].base.data.data_dir == "data"
 
 
-def test_the_same_bytes_are_bitwise(made, again):
-    code, found = again(made())
-    assert (code, found["verdict"], found["labels"]) == (0, "BITWISE", [])
+DIVERGED = {"losses": (3.5, 3.25)}
+NOT_DETERMINISTIC = {"requested": False, "resolved": False, "observed": False}
 
 
-def test_a_divergence_under_equal_conditions_is_told(made, again):
-    code, found = again(made(), losses=(3.5, 3.25))
-    assert (code, found["verdict"]) == (1, "DIVERGED")
-    assert (found["first"]["place"], found["first"]["field"]) == ("iteration 2", "loss")
-
-
-def test_a_divergence_under_other_conditions_is_no_verdict_on_the_run(made, again):
-    code, found = again(made(), losses=(3.5, 3.25), facts={"knobs__cpu_threads__observed": 2})
-    assert (code, found["verdict"]) == (4, "NOT COMPARABLE")
-    assert found["reasons"] == ["knobs.cpu_threads: 1, 2"]
+@pytest.mark.parametrize(
+    ("manifest", "repeated", "code", "verdict", "said"),
+    [
+        ({}, {}, 0, "BITWISE", ""),
+        ({}, DIVERGED, 1, "DIVERGED", ""),
+        # A divergence under other conditions is no verdict on the run.
+        (
+            {},
+            {**DIVERGED, "facts": {"knobs__cpu_threads__observed": 2}},
+            *(4, "NOT COMPARABLE", "knobs.cpu_threads: 1, 2"),
+        ),
+        (
+            {"knobs__deterministic_algorithms": NOT_DETERMINISTIC},
+            DIVERGED,
+            *(1, "DIVERGED", "knobs.deterministic_algorithms: False"),
+        ),
+    ],
+)
+def test_the_verdict_on_a_repeated_run(made, again, manifest, repeated, code, verdict, said):
+    found_code, found = again(made(manifest), **repeated)
+    assert (found_code, found["verdict"]) == (code, verdict)
+    words = [*found["labels"], *found["reasons"]]
+    assert len(words) == bool(said) and all(word.startswith(said) for word in words)
+    if verdict == "DIVERGED":
+        assert (found["first"]["place"], found["first"]["field"]) == ("iteration 2", "loss")
 
 
 def test_all_reasons_are_listed_and_a_forced_run_carries_them(made, again, tmp_path):
@@ -128,17 +141,13 @@ def test_all_reasons_are_listed_and_a_forced_run_carries_them(made, again, tmp_p
     assert (code, found["verdict"], len(found["labels"])) == (0, "BITWISE", 6)
 
 
-def test_other_data_is_not_comparable(made, again):
-    run = made({"data__digest": "0" * 64})
-    code, found = again(run)
-    assert code == 4 and found["reasons"][0].startswith("data (was 000000000000, is ")
-
-
-def test_missing_edits_are_reported(made, again, monkeypatch):
+def test_missing_edits_and_other_data_are_reported(made, again, monkeypatch):
     monkeypatch.setattr(gpt2.running.reproduce, "has_commit", lambda sha: True)
     facts = {"origin__sources": {"gpt2/model.py": "0" * 64}}
     code, found = again(made({**facts, "code__dirty_tree": True}))
     assert code == 4 and "code.diff is missing" in found["reasons"][-1]
+    code, found = again(made({"data__digest": "0" * 64}))
+    assert code == 4 and found["reasons"][0].startswith("data (was 000000000000, is ")
 
 
 def test_a_configuration_of_other_code(made, again):
@@ -155,19 +164,3 @@ def test_a_configuration_of_other_code(made, again):
     code, found = again(run, force=True)
     assert code == 4
     assert found["reasons"][0].startswith("configuration: ") and "N_LAYER" in found["reasons"][0]
-
-
-def test_a_run_that_was_not_deterministic_says_so(made, again):
-    knob = {"requested": False, "resolved": False, "observed": False}
-    run = made({"knobs__deterministic_algorithms": knob})
-    code, found = again(run, losses=(3.5, 3.25))
-    assert (code, found["verdict"]) == (1, "DIVERGED")
-    assert found["labels"][0].startswith("knobs.deterministic_algorithms: False")
-
-
-def test_what_is_no_finished_run_is_the_users_error(made, tmp_path):
-    run = made()
-    run.status.unlink()
-    with pytest.raises(ConfigError) as caught:
-        reproduce(str(run.path), tmp_path)
-    assert caught.value.codes == ["run.damaged"]

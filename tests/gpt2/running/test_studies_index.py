@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpt2.records.files import write_resolved_config
-from gpt2.running.results import judged_document, report
+from gpt2.running.results import judged_document, report, write_results
 from gpt2.running.studies_index import write_index
 from gpt2.study.plan import Plan, config_layers, make_plan
 from lib.config.dotconfig import ConfigWorkspace, explicit_settings
@@ -31,8 +31,8 @@ def configured(build: Path, settings: dict[str, Any]) -> Plan:
     return make_plan(config_layers(build), build, seeds="1-3")
 
 
-def trained(build: Path, settings: dict[str, Any]) -> None:
-    """Write fabricated results of all runs of the settings, and report them."""
+def trained(build: Path, settings: dict[str, Any]) -> Plan:
+    """Write fabricated results of all runs of the settings."""
     plan = configured(build, settings)
     place = ConfigWorkspace(ROOT, build)
     for run in plan.runs:
@@ -43,14 +43,15 @@ def trained(build: Path, settings: dict[str, Any]) -> None:
         RunDir(run.path).resolved_config.unlink()
         write_resolved_config(RunDir(run.path), run.config, sources)
         seal(RunDir(run.path), MANIFEST)
-    report(plan, plan, selected=False)
+    return plan
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = tmp_path_factory.mktemp("build")
-    trained(build, OTHER)
-    trained(build, FIRST)
+    for settings in (OTHER, FIRST):
+        plan = trained(build, settings)
+        report(plan, plan, selected=False)
     return build
 
 
@@ -114,7 +115,8 @@ def test_no_word_of_a_stored_document_is_taken_and_a_listed_study_is_not_written
 def test_a_matrix_and_a_single_training_are_judged_too(build: Path) -> None:
     modes = ("RA_MLA_ABLATION_MODE", "RA_MLA_ABLATION_STEPS", "VERDICT_AA")
     alone = {name: value for name, value in FIRST.items() if name not in modes}
-    trained(build, {**alone, "TEST_MATRIX_MODE": True, "TEST_MATRIX_AXES": "DROPOUT=0.0,0.2"})
+    axes = {"TEST_MATRIX_MODE": True, "TEST_MATRIX_AXES": "DROPOUT=0.0,0.2"}
+    write_results(trained(build, {**alone, **axes}))
     trained(build, {**alone, "SINGLE_TRAINING": True, "MAX_ITERS": 3})
     rows = index(build)
     assert rows["matrix"]["answer"].startswith("dropout-0.2 is ")
@@ -123,53 +125,45 @@ def test_a_matrix_and_a_single_training_are_judged_too(build: Path) -> None:
     assert rows["single"]["runs done"] == "3 of 3" and rows["single"]["best word"] == ""
 
 
-def edited(build: Path, **settings: Any) -> None:
-    """Set settings that the latest run of the other study recorded."""
+MATRIX = f"N_LAYER={','.join(map(str, range(1, 90)))} MAX_ITERS={','.join(map(str, range(1, 90)))}"
+AS_MATRIX = {"RUN_MODE": "test_matrix_mode", "ABLATION_STUDY": ""}
+NO_STUDY = dict.fromkeys(("MAX_ITERS", "ABLATION_STUDY", "RA_MLA_ABLATION_STEPS"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "symbols", "expected", "done"),
+    [
+        ({"NO_SUCH_SYMBOL": "y"}, {}, "Not judged by this code, from gqa-s3-", "6"),
+        ({"MAX_ITERS": ["a list"]}, {}, "Not judged by this code, from gqa-s3-", "6"),
+        ({"ABLATION_STUDY_FILE": "/etc/passwd"}, {}, "ABLATION_STUDY_FILE=/etc/passwd: see", "6"),
+        ({"MAX_ITERS": "6"}, {}, "No run has a result yet.", "0 of 2"),
+        # The plan is that of the runs that are there, of which the edited one is damaged.
+        ({"SEED_LIST": ",".join(map(str, range(1, 50_000)))}, {}, "n=2: no verdict", "5 of 6"),
+        # No question on a terminal.
+        ({**NO_STUDY, "TEST_MATRIX_AXES": MATRIX}, AS_MATRIX, "Not judged by this code", "6"),
+    ],
+)
+def test_edited_settings_of_a_run_ask_nothing_and_are_a_row_with_the_reason(
+    build: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    symbols: dict[str, str],
+    expected: str,
+    done: str,
+) -> None:
     (file,) = (build / "results/mechanisms").glob("gqa-s3-*/resolved_config.yaml")
     record = json.loads(file.read_text())
     for name, value in settings.items():
         record["settings"][name] = {"value": value, "label": "config", "where": ".config:1"}
-    file.write_text(json.dumps(record))
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"NO_SUCH_SYMBOL": "y"}, "Not judged by this code, from gqa-s3-"),
-        ({"MAX_ITERS": ["a list"]}, "Not judged by this code, from gqa-s3-"),
-        ({"ABLATION_STUDY_FILE": "/etc/passwd"}, "ABLATION_STUDY_FILE=/etc/passwd: see"),
-        ({"MAX_ITERS": "6"}, "No run has a result yet."),
-    ],
-)
-def test_a_study_that_cannot_be_planned_is_a_row_with_the_reason(
-    build: Path, settings: dict[str, Any], expected: str
-) -> None:
-    edited(build, **settings)
-    rows = index(build)
-    assert rows["mechanisms"]["answer"].startswith(expected)
-    assert rows["mechanisms"]["best word"] == ""
-    assert rows["ratio"]["runs done"] == "6 of 6"
-
-
-def test_the_settings_of_a_folder_ask_nothing_and_plan_no_more_than_its_runs(
-    build: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    edited(build, SEED_LIST=",".join(map(str, range(1, 50_000))))
-    # The edited run is damaged.
-    assert index(build)["mechanisms"]["runs done"] == "5 of 6"
-    values = ",".join(map(str, range(1, 90)))
-    axes = f"N_LAYER={values} MAX_ITERS={values}"
-    (file,) = (build / "results/mechanisms").glob("gqa-s3-*/resolved_config.yaml")
-    record = json.loads(file.read_text())
-    record["symbols"] |= {"RUN_MODE": "test_matrix_mode", "ABLATION_STUDY": ""}
-    settings = {"MAX_ITERS", "ABLATION_STUDY", "RA_MLA_ABLATION_STEPS", "SEED_LIST"}
-    record["settings"] = {k: v for k, v in record["settings"].items() if k not in settings}
-    source = {"value": axes, "label": "config", "where": ".config:1"}
-    record["settings"]["TEST_MATRIX_AXES"] = source
+        if value is None:
+            del record["settings"][name]
+    record["symbols"] |= symbols
     file.write_text(json.dumps(record))
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-    answer = index(build)["mechanisms"]["answer"]
-    assert "plan 7,921 combinations?" in answer
+    rows = index(build)
+    assert rows["mechanisms"]["answer"].startswith(expected)
+    assert (rows["mechanisms"]["best word"], rows["mechanisms"]["runs done"]) == ("", done)
+    assert rows["ratio"]["runs done"] == "6 of 6"
 
 
 def test_foreign_and_damaged_folders_are_no_markup_and_no_failure(

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lib.errors import ConfigError, Problem
+from lib.errors import ConfigError
 from lib.runner.queue import (
     RunAction,
     decide,
@@ -47,31 +47,17 @@ def test_the_action_for_a_run(run: Run, state, changes, stale: str, action: RunA
     assert decide(run, lambda record: changes, stale).action is action
 
 
-def refusal(run: Run) -> Problem:
-    with pytest.raises(ConfigError) as caught:
-        require_matching_directories([run])
-    (problem,) = caught.value.problems
-    assert problem.where == str(run.path)
-    return problem
-
-
-@pytest.mark.parametrize("status", ['{"state": "SUCC', "", None])
-def test_a_run_with_a_damaged_status_is_refused(run: Run, status: str | None) -> None:
-    (run.path / "summary.json").write_text("{}")
-    if status is not None:
-        (run.path / "status.json").write_text(status)
-    problem = refusal(run)
-    assert problem.code == "run.damaged" and "make rerun RUNS=b" in problem.next
-
-
 def test_a_directory_that_holds_another_run_is_refused(run: Run) -> None:
+    """A damaged one: tests/gpt2/records/test_damaged_results.py."""
     config = RunDir(run.path).resolved_config
     config.write_text(json.dumps({"identity": {"name": "b"}}))
     write_status(RunDir(run.path), RunStatus(State.RUNNING))
     require_matching_directories([run])
     config.write_text(json.dumps({"identity": {"name": "z"}}))
-    problem = refusal(run)
-    assert problem.code == "run.foreign-directory"
+    with pytest.raises(ConfigError) as caught:
+        require_matching_directories([run])
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where) == ("run.foreign-directory", str(run.path))
     assert "fake/01-b s1" in problem.what and "OUTPUT_DIR" in problem.next
 
 

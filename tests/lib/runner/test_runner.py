@@ -113,7 +113,7 @@ def test_stops_after_a_failure_where_asked_to(study):
 def test_a_run_that_stalls_twice_fails_and_is_resumed(study):
     """A worker that waits in a system call does not react to SIGTERM, and is killed."""
     runs = {"b": {"fail_at": 1, "fails_by": "waiting for data"}}
-    code, stderr = study.make(runs=runs, silent=1, grace=0.5)
+    code, stderr = study.make(runs=runs, stall_limit=1, grace=0.5)
     assert code == 1 and states(study, "abc") == [State.SUCCESS, State.FAILED, State.SUCCESS]
     assert "STALL_LIMIT_SECONDS=1" in study.status("b").message
     assert re.findall(r"^(\w+) +fake/01-b s1   no sign", stderr, re.M) == ["RETRY", "FAIL"]
@@ -166,12 +166,12 @@ def test_two_makes_train_each_run_once_and_both_wait_for_all(study):
 
 def test_a_make_stopped_until_its_lease_is_taken_writes_nothing_more(study):
     slow = {"steps": 20, "step_seconds": 0.05}
-    first = study.start(all=slow, names=["a"], lease=1)
+    first = study.start(all=slow, names=["a"], lease_seconds=1)
     study.wait_until(lambda: len(study.steps("a")) > 3)
     # Parent, server and worker, as a machine that does not answer.
     os.killpg(first.pid, signal.SIGSTOP)
     stopped = len(study.steps("a"))
-    second = study.start(all=slow, names=["a"], lease=1)
+    second = study.start(all=slow, names=["a"], lease_seconds=1)
     study.wait_until(lambda: len(study.steps("a")) > stopped)
     os.killpg(first.pid, signal.SIGCONT)
     code, stderr = study.finish(first)
@@ -182,9 +182,9 @@ def test_a_make_stopped_until_its_lease_is_taken_writes_nothing_more(study):
 
 
 def test_a_worker_that_does_not_wait_trains_what_is_free_and_ends(study):
-    first = study.start(all={**SLOW, "steps": 400}, names=["a"], lease=2)
+    first = study.start(all={**SLOW, "steps": 400}, names=["a"], lease_seconds=2)
     study.wait_until(lambda: len(study.steps("a")) > 3)
-    code, stderr = study.make(runs={"a": SLOW}, lease=2, wait=False)
+    code, stderr = study.make(runs={"a": SLOW}, lease_seconds=2, wait=False)
     assert code == 0, stderr
     assert states(study, "abc") == [State.RUNNING, State.SUCCESS, State.SUCCESS]
     os.kill(first.pid, signal.SIGINT)

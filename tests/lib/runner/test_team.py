@@ -30,7 +30,7 @@ def test_a_failing_rank_ends_the_others_and_is_told_instead_of_what_follows_from
 def test_a_stopped_rank_ends_the_run(study):
     """Rank 0 waits for rank 1, and no process dies."""
     stopped = {"fails_by": "waiting for data", "rank_1": "stopping"}
-    code, _ = study.make(processes=2, silent=1, grace=0.5, names=["a"], all=stopped)
+    code, _ = study.make(processes=2, stall_limit=1, grace=0.5, names=["a"], all=stopped)
     assert code == 1 and "STALL_LIMIT_SECONDS=1" in study.status("a").message
     log = (study.path("a") / "logs.txt").read_text()
     # The stacks of one rank are not mixed with those of the other.

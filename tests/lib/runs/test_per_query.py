@@ -49,6 +49,7 @@ def test_a_device_in_place_of_the_file_is_not_read(tmp_path: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
     "empty": (lambda text: "", "item_id,"),
     "a placeholder": (lambda text: "note,placeholder\n", "item_id,"),
+    "no UTF-8": (lambda text: "\xff\n", "decode"),
     "no rows": (lambda text: text.splitlines()[0] + "\n", "at least one row"),
     "a cell less": (lambda text: text.replace(",val,", ","), "line 2: 14 "),
     "a word for a number": (lambda text: text.replace(",3,7,", ",three,7,"), "'three'"),
@@ -63,7 +64,7 @@ DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
 def test_what_is_no_row_is_refused(damage: str) -> None:
     change, expected = DAMAGES[damage]
     with pytest.raises(DamagedRecord) as caught:
-        parse_document_results(FILE, change(to_csv([ROW])).encode())
+        parse_document_results(FILE, change(to_csv([ROW])).encode("latin-1"))
     assert expected in str(caught.value)
 
 

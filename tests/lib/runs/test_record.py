@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lib.files import sha256_file
-from lib.json_files import DamagedRecord, MissingRecord
+from lib.json_files import DamagedRecord
 from lib.runs.lease import take_lease
 from lib.runs.record import UNKNOWN, RunRecord, derived
 from lib.runs.rows import EvalRow, RowTail, StatisticsRow, TrainRow
@@ -34,28 +34,6 @@ def test_a_finished_run_is_read_with_types(record: RunRecord) -> None:
     first = record.summary
     record.run.summary.unlink()
     assert record.summary is first
-
-
-FILES = {
-    "manifest": "manifest.json",
-    "summary": "summary.json",
-    "config": "resolved_config.yaml",
-    "documents": "per_query.csv",
-    "metrics": "metrics.jsonl",
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_an_absent_file_is_missing_and_an_unreadable_one_is_damaged(
-    record: RunRecord, name: str
-) -> None:
-    path = record.run.path / FILES[name]
-    for error in (DamagedRecord, MissingRecord):
-        path.write_bytes(b"\xff\n") if error is DamagedRecord else path.unlink()
-        with pytest.raises(error) as caught:
-            getattr(record, name)
-        assert caught.value.file == path and caught.value.codes == ["run.damaged"]
-        assert str(path) in caught.value.problems[0].where
 
 
 def test_a_field_is_checked_when_it_is_read(tmp_path: Path) -> None:

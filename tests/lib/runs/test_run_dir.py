@@ -18,14 +18,6 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
-def test_a_status_is_read_as_written(run: RunDir) -> None:
-    found = read_status(run)
-    assert found is not None
-    assert (found.state, found.iteration, found.iterations) == (State.SUCCESS, 12, 12)
-    run.status.unlink()
-    assert read_status(run) is None
-
-
 def test_a_status_with_any_damaged_byte_is_success_or_damaged(run: RunDir) -> None:
     """A flipped bit of a value may leave a valid status; it never makes the run a new one."""
     whole = run.status.read_bytes()
