@@ -5,8 +5,11 @@ import math
 import pytest
 import torch
 
-from gpt2.generate import SamplingOptions
+from gpt2.generate import SamplingOptions, generate
+from gpt2.model import GPT
+from lib.env.options import MachineConfig
 from lib.errors import ConfigError
+from tests.gpt2.builders import make_model_config
 
 
 def naive(logits: list[float], sampling: SamplingOptions) -> list[float]:
@@ -75,3 +78,17 @@ def test_out_of_range_values_are_rejected(options: dict[str, float], names: list
         SamplingOptions(**options)
     assert [problem.where for problem in error.value.problems] == names
     assert error.value.codes == ["usage.out-of-range"] * len(names)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_generation_leaves_the_model_in_its_mode(training: bool) -> None:
+    machine = MachineConfig("cpu", "fp32", 1, False, True, "highest", False, False, 0, "ddp", False)
+    model = GPT(make_model_config()).train(training)
+    model.init_weights(1)
+    tokens = generate(model, torch.zeros(3, dtype=torch.long), 1, machine)
+    next(tokens)
+    assert model.training is training
+    model.ln_f.register_forward_hook(lambda *given: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        next(tokens)
+    assert model.training is training
