@@ -1,6 +1,5 @@
 """Refused configurations: lines of .config without effect, and an edited or stale config.py."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,9 @@ from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer, parse_command_line_settings, to_kconfig_text
 from lib.config.tree import KconfigTree
-from lib.errors import EXIT_CONFIG, ConfigError
 from lib.kablate import call
 from lib.project import ROOT
 from tests.build_folder import write_build
-from tests.command_server import CommandServer, words_of
 from tests.errors import error_of
 
 # Line → what is said of it.
@@ -32,60 +29,42 @@ WRONG = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a build folder whose .config lacks the symbols of the wrong lines, but for two."""
-    write_build(tmp_path, {"DEVICE_CPU": True, "MODEL_SIZE_CUSTOM": True, "MAX_ITERS": 100})
-    absent = ("SEED", "N_HEAD", "PRECISION_BF16")
-    lines = (tmp_path / ".config").read_text().splitlines(keepends=True)
-    remaining = [
-        line for line in lines if not any(f"CONFIG_{name}" in line.split("=")[0] for name in absent)
-    ]
-    (tmp_path / ".config").write_text("".join(remaining))
-    return tmp_path
+    """Return a configured build folder."""
+    settings = {"DEVICE_CPU": True, "MODEL_SIZE_CUSTOM": True, "MAX_ITERS": 100}
+    return write_build(tmp_path, settings)
 
 
-def refusal(folder: Path, lines: str) -> ConfigError:
-    """Return the error of a .config with ``lines`` at its end; nothing is written."""
+def test_every_line_that_would_not_count_is_named(folder: Path) -> None:
     path = folder / ".config"
-    path.write_text(path.read_text() + lines)
+    absent = ("CONFIG_SEED", "CONFIG_N_HEAD", "CONFIG_PRECISION_BF16")
+    lines = path.read_text().splitlines(keepends=True)
+    lines = [line for line in lines if not any(name in line.split("=")[0] for name in absent)]
+    path.write_text("".join([*lines, *(f"{line}\n" for line in WRONG)]))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     error = error_of(call, "constants", ["-O", str(folder)])
     assert error.exit_code == 2
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
-    return error
-
-
-def test_every_line_that_would_not_count_is_named(folder: Path) -> None:
-    number = len((folder / ".config").read_text().splitlines()) + 1
-    problems = refusal(folder, "".join(f"{line}\n" for line in WRONG)).problems
-    named = {p.where.rpartition(":")[2]: p.what for p in problems if ".config:" in p.where}
-    for count, said in enumerate(WRONG.values()):
-        assert said in named[str(number + count)]
+    named = {p.where.rpartition(":")[2]: p.what for p in error.problems if ".config:" in p.where}
+    for number, said in enumerate(WRONG.values(), len(lines) + 1):
+        assert said in named[str(number)]
 
 
 @pytest.mark.parametrize(("file", "code"), [("config.py", "edited"), (".config", "stale")])
-@pytest.mark.parametrize("script", ["plan", "status", "all", "check", "data"])
+@pytest.mark.parametrize("command", ["plan", "status", "all", "check", "data"])
 def test_every_command_refuses_an_edited_or_stale_config_py(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    server: CommandServer,
-    script: str,
-    file: str,
-    code: str,
+    folder: Path, command: str, file: str, code: str
 ) -> None:
-    write_build(tmp_path, {"DEVICE_CPU": True, "MODEL_SIZE_CUSTOM": True, "MAX_ITERS": 100})
-    path = tmp_path / file
+    path = folder / file
     text = path.read_text()
     changed = text.replace("MAX_ITERS = 100\n", "MAX_ITERS = 101\n")
     path.write_text(changed.replace("CONFIG_MAX_ITERS=100\n", "CONFIG_MAX_ITERS=101\n"))
     assert path.read_text() != text
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    words = [*words_of(script), "-O", str(tmp_path)]
-    ended, out, said = server.run(words, os.environ, tmp_path_factory.mktemp("streams"))
-    assert (ended, out) == (EXIT_CONFIG, "")
-    error, advice, end = said.splitlines()
-    assert error.startswith(f"ERROR   {tmp_path}/config.py: ") and f"[config.{code}]" in error
-    assert f"make O={tmp_path} {tmp_path}/config.py" in advice and end == "EXIT    code 2"
-    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    error = error_of(call, command, ["-O", str(folder)])
+    (problem,) = error.problems
+    assert (problem.code, problem.where) == (f"config.{code}", f"{folder}/config.py")
+    assert f"make O={folder} {folder}/config.py" in problem.next and error.exit_code == 2
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_a_problem_of_a_step_is_located_at_the_line_of_config(tmp_path: Path) -> None:

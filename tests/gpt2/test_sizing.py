@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from gpt2.model_config import ModelConfig
-from gpt2.shape import ModelShape
 from gpt2.study.resolve import resolve_config
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
@@ -57,40 +56,12 @@ def widths(config: ModelConfig, block: int) -> dict[str, int]:
     return {"M": size.hidden, **size.widths}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "elsewhere", "last"),
-    [
-        ({}, {"M": 3072}, {"M": 3072}),
-        (GOLDEN, {"M": 3840}, {"M": 3840}),
-        (STEPS["golden-gate"], {"M": 3264, GATE: 272}, {"M": 3840}),
-        (MECH, {"M": 3072, CROSS: 96, GATE: 192}, {"M": 3456, CROSS: 88}),
-        (MLA | GOLDEN, {"M": 2560}, {"M": 2560}),
-        (MLA | MECH, {"M": 2048, CROSS: 96, GATE: 192}, {"M": 2304, CROSS: 88}),
-    ],
-    ids=["baseline", "golden", "gate", "gate-cross", "mla", "mla-gate-cross"],
-)
-def test_widths_at_768(
-    overrides: dict[str, Any], elsewhere: dict[str, int], last: dict[str, int]
-) -> None:
-    config = at_width(768, **overrides)
-
-    assert all(widths(config, block) == elsewhere for block in range(11))
-    assert widths(config, 11) == last
-
-
 def test_latent_width_at_768() -> None:
     config = at_width(768, **MLA)
 
     assert config.attention.projection.width(config.shape) == 128
     # 2C² + 4CR with R = 128.
     assert config.attention.cost(config.shape).weights == 1_572_864
-
-
-def test_gpt2_has_its_parameters() -> None:
-    config = at_width(768, vocab_size=50257, block_size=1024)
-
-    assert config.shape.padded_vocab_size == 50304
-    assert config.num_params() == 124_475_904
 
 
 @pytest.mark.parametrize("n_embd", HEADS)
@@ -127,14 +98,6 @@ def test_a_number_of_parameters_selects_the_width() -> None:
     assert (widths(sized, 0), sized.num_params()) == ({"M": 3136}, more)
 
 
-def test_a_number_of_parameters_that_no_width_reaches_is_refused() -> None:
-    sized = at_width(768, sizing="params", model_params=1_000_000).sized()
-
-    with pytest.raises(ConfigError, match="^MODEL_PARAMS: .*1,000,000") as caught:
-        sized.mlp.check_params(sized.shape, sized.num_params())
-    assert caught.value.codes == ["config.params-unreachable"]
-
-
 def test_the_number_of_parameters_is_in_the_identity_if_it_applies() -> None:
     tree, base = KconfigTree(), defconfig_layers(ROOT, "gpt2-ratio-small")
     given = resolve_config(tree, base)
@@ -169,14 +132,6 @@ def test_the_share_goes_to_the_mechanisms() -> None:
         assert weights / config.mlp.cost(site).weights == pytest.approx(0.10, abs=0.005)
 
 
-@pytest.mark.parametrize("n_embd", [32, 64, 92])
-def test_a_ratio_is_refused_where_rounding_would_break_it(n_embd: int) -> None:
-    config = at_width(n_embd, **GOLDEN)
-
-    with pytest.raises(ConfigError, match=f"N_EMBD={n_embd} .*N_EMBD >= 96"):
-        config.mlp.check_ratio(config.sites()[0])
-
-
 def test_a_given_width_is_taken_at_any_size() -> None:
     for hidden, units in ((0, 128), (100, 100)):
         config = at_width(32, hidden=hidden, mechanisms=(GATE,), parts={GATE: {"dim": 5}})
@@ -185,13 +140,29 @@ def test_a_given_width_is_taken_at_any_size() -> None:
         assert widths(config, 11) == {"M": units}
 
 
-def test_a_ratio_that_rounding_breaks_is_refused() -> None:
-    # 19.2 units become 16.
-    config = at_width(96, **GOLDEN | {"ratio": 0.1})
+@pytest.mark.parametrize(
+    ("n_embd", "overrides", "what", "code"),
+    [
+        *((n, GOLDEN, f"N_EMBD={n} .*N_EMBD >= 96", "ratio-unreachable") for n in (32, 64, 92)),
+        # 19.2 units become 16.
+        (96, GOLDEN | {"ratio": 0.1}, "^MLP_RATIO: .*block 0", "ratio-unreachable"),
+        (
+            768,
+            {"sizing": "params", "model_params": 1_000_000},
+            "^MODEL_PARAMS: .*1,000,000",
+            "params-unreachable",
+        ),
+    ],
+)
+def test_a_size_that_no_width_reaches_is_refused(
+    n_embd: int, overrides: dict[str, Any], what: str, code: str
+) -> None:
+    config = at_width(n_embd, **overrides).sized()
 
-    with pytest.raises(ConfigError, match="^MLP_RATIO: .*block 0") as caught:
+    with pytest.raises(ConfigError, match=what) as caught:
+        config.mlp.check_params(config.shape, config.num_params())
         config.mlp.check_ratio(config.sites()[0])
-    assert caught.value.codes == ["config.ratio-unreachable"]
+    assert caught.value.codes == [f"config.{code}"]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +185,6 @@ def test_a_scalar_that_no_unit_would_use_is_refused(settings: str, refused: bool
 
 
 def test_vocabulary_is_padded_to_a_multiple() -> None:
-    shape: ModelShape = make_model_config(vocab_size=257, vocab_multiple=64).shape
+    shapes = [make_model_config(vocab_size=n, vocab_multiple=64).shape for n in (256, 257, 50257)]
 
-    assert shape.padded_vocab_size == 320
-    assert make_model_config(vocab_size=256, vocab_multiple=64).shape.padded_vocab_size == 256
+    assert [shape.padded_vocab_size for shape in shapes] == [256, 320, 50304]

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -34,50 +33,44 @@ def test_a_line_is_broken_between_words_on_a_terminal_only(
     assert " ".join(lines).split() == ["TRAIN", *LONG.split()]
 
 
-def test_lines_that_fit_are_left_alone() -> None:
-    text = "a\n\n   b  c\n"
-    assert console.folded(text, 8) == text and console.folded(LONG, None) == LONG
-
-
-def test_a_number_stays_with_its_unit() -> None:
-    assert console.folded("in 127.5 s of it", 9) == "in\n127.5 s\nof it"
-    assert console.folded("in 3 small steps", 9) == "in 3\nsmall\nsteps"
+@pytest.mark.parametrize(
+    ("text", "columns", "folded"),
+    [
+        ("a\n\n   b  c\n", 8, "a\n\n   b  c\n"),
+        (LONG, None, LONG),
+        # A number stays with its unit.
+        ("in 127.5 s of it", 9, "in\n127.5 s\nof it"),
+        ("in 3 small steps", 9, "in 3\nsmall\nsteps"),
+    ],
+)
+def test_lines_are_folded(text: str, columns: int | None, folded: str) -> None:
+    assert console.folded(text, columns) == folded
 
 
 def test_misuse_of_an_option_is_an_error() -> None:
-    assert error_of(console.CommandLine().parse_args, ["--nonesuch"]).codes == [
-        "usage.invalid-argument"
-    ]
+    command = console.CommandLine()
+    error = error_of(command.parse_args, ["--nonesuch"])
+    assert error.codes == ["usage.invalid-argument"]
+    command.add_argument("--run-name", required=True)
+    assert "nearest" not in error_of(command.parse_args, []).problems[0].what
 
 
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.EROFS])
 def test_a_file_that_cannot_be_used_is_a_problem_with_a_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("JSON", "1")
-    with pytest.raises(SystemExit) as caught:
-        console.run_main(lambda: (tmp_path / "absent" / "file").write_text(""))
-    assert caught.value.code == EXIT_PREFLIGHT
-    out, err = capsys.readouterr()
-    (problem,) = json.loads(out)["problems"]
-    assert (problem["code"], problem["where"]) == (
-        "file.input-output",
-        str(tmp_path / "absent" / "file"),
-    )
-    assert "[file.input-output]" in err and "make O=" not in err
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_what_cannot_be_written_has_another_folder_as_advice(
-    number: int, capsys: pytest.CaptureFixture[str]
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def main() -> NoReturn:
         raise OSError(number, os.strerror(number), "/tree/.config")
 
-    with pytest.raises(SystemExit):
+    monkeypatch.setenv("JSON", "1")
+    with pytest.raises(SystemExit) as caught:
         console.run_main(main)
-    err = capsys.readouterr().err
+    assert caught.value.code == EXIT_PREFLIGHT
+    out, err = capsys.readouterr()
+    (problem,) = json.loads(out)["problems"]
+    assert (problem["code"], problem["where"]) == ("file.input-output", "/tree/.config")
     assert f"/tree/.config: {os.strerror(number)} [file.input-output]" in err
-    assert "make O=FOLDER" in err
+    assert ("make O=FOLDER" in err) == (number != errno.ENOENT)
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,9 @@ def test_every_variable_that_is_not_read_is_reported(monkeypatch):
 
 def test_exported_symbols_and_former_names_have_no_effect():
     exported = ["NSA_USE_FA2", "LEARNING_RATE", "SEED", "PATH", "GPT2_MAX_ITERS"]
-    symbols = {"LEARNING_RATE", "SEED"}
     ignored = ["GPT2_MAX_ITERS", "LEARNING_RATE", "NSA_USE_FA2"]
-    assert make_variables.variables_without_effect(symbols, exported) == ignored
-
-
-def test_variables_of_make_that_are_symbols_too_have_an_effect():
+    assert make_variables.variables_without_effect({"LEARNING_RATE", "SEED"}, exported) == ignored
+    # Variables of make that are symbols too have an effect.
     names = [name for name in VARIABLES if name.isupper()]
     symbols = resolve_config(KconfigTree(), []).values
     assert {"GPUS", "ON_STALE"} <= symbols.keys() & set(names)
@@ -77,14 +74,11 @@ def test_variables_of_the_environment_are_logged_if_they_are_read(monkeypatch, c
     assert line.split()[:2] == ["ENV", "SEED=7"]
 
 
-def test_a_flag_is_yes_or_no():
-    values = {"1": True, "Yes": True, "y": True, "": False, "0": False, "N": False, "false": False}
-    assert {text: variable_value(VARIABLES["FAST"], text) for text in values} == values
-
-
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
+        *(("FAST", text, True) for text in ("1", "Yes", "y")),
+        *(("FAST", text, False) for text in ("", "0", "N", "false")),
         ("JOBS", "0", 0),
         ("JOBS", "", None),
         ("SAMPLES", "1", 1),
@@ -119,12 +113,8 @@ def test_an_invalid_value_is_located_at_its_variable(name, text, code):
 
 
 def test_an_option_that_is_no_variable_is_located_by_its_name():
-    assert (
-        error_of(variable_value, Variable("rounds", "n", "positive", "Rounds"), "0")
-        .problems[0]
-        .where
-        == "--rounds"
-    )
+    rounds = Variable("rounds", "n", "positive", "Rounds")
+    assert error_of(variable_value, rounds, "0").problems[0].where == "--rounds"
 
 
 def test_a_missing_value_is_an_error():

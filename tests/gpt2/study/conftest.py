@@ -81,6 +81,12 @@ def tree() -> KconfigTree:
     return KconfigTree()
 
 
+@pytest.fixture(autouse=True)
+def one_tree(tree: KconfigTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parse the Kconfig files once for all plans, which takes longer than to resolve one."""
+    monkeypatch.setattr("gpt2.study.plan.KconfigTree", lambda: tree)
+
+
 @pytest.fixture(scope="session")
 def full_config(tree: KconfigTree) -> Callable[..., ConfigLayer]:
     """The .config of some settings, every symbol written out."""

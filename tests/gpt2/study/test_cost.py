@@ -9,8 +9,10 @@ import pytest
 
 from gpt2.study import cost
 from gpt2.study import view as planning_view
-from gpt2.study.cost import GPU_SHARE, evaluations
+from gpt2.study.cost import GPU_SHARE
 from gpt2.study.plan import Plan
+from gpt2.study.resolve import resolve_config
+from lib.config.layers import ConfigLayer
 from lib.env.gpu import GPUS
 from lib.errors import KablateError, PreflightError, Problem, RunError
 from tests.errors import error_of
@@ -80,17 +82,6 @@ def test_a_gpu_without_a_known_peak_is_an_error(planned: Planned, gpu: str, code
     assert error_of(planning_view.look, planned(**ON_GPU), gpu).codes == [code]
 
 
-@pytest.mark.parametrize(
-    ("interval", "iterations", "expected"),
-    [(0, 100, 1), (10, 100, 10), (10, 101, 11), (100, 100, 1), (200, 100, 1)],
-)
-def test_evaluations_are_the_periodic_ones_and_the_final_one(
-    planned: Planned, interval: int, iterations: int, expected: int
-) -> None:
-    (run,) = planned(EVAL_INTERVAL=interval, MAX_ITERS=iterations).runs
-    assert evaluations(run.config) == expected
-
-
 class FakeExecutor:
     """Replacement of the workers of a probe; records their configurations."""
 
@@ -137,12 +128,14 @@ def test_each_distinct_model_is_timed_once(planned: Planned, monkeypatch, capfd)
     assert document["probe"] == slow and document["seconds"] == 108.0
 
 
-def test_only_what_changes_the_time_of_a_step_is_timed_again(planned: Planned, monkeypatch) -> None:
+def test_only_what_changes_the_time_of_a_step_is_timed_again(tree) -> None:
     same = ({}, {"SEED": 7}, {"LEARNING_RATE": "3e-4"}, {"MAX_ITERS": 200}, {"EVAL_INTERVAL": 3})
     other = ({"DROPOUT": "0.2"}, {"BLOCK_SIZE": 64}, {"GRAD_CHECKPOINTING": True}, {"N_LAYER": 3})
     other += ({"OPTIMIZER_SGD": True}, {"CPU_THREADS": 2}, {"EVAL_TOKENS": 4096})
-    base = {"CPU_THREADS": 1, "MODEL_SIZE_TINY": None, "MODEL_SIZE_CUSTOM": True, "N_EMBD": 96}
-    keys = [cost._probe_key(planned(**{**base, **change}).base) for change in (*same, *other)]
+    base = {"DEVICE_CPU": True, "CPU_THREADS": 1, "MODEL_SIZE_CUSTOM": True, "N_EMBD": 96}
+    base |= {"N_HEAD": 4}
+    layers = [ConfigLayer.of("defconfig", "test", {**base, **change}) for change in (*same, *other)]
+    keys = [cost._probe_key(resolve_config(tree, [layer])) for layer in layers]
     assert len(set(keys[: len(same)])) == 1 and len(set(keys)) == 1 + len(other)
 
 

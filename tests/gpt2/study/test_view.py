@@ -34,6 +34,17 @@ def test_costs_are_those_of_the_configuration(planned):
     assert gate["delta"] == "golden + MLP_ATTN_GATE MLP_SHARE=0.15"
 
 
+@pytest.mark.parametrize(
+    ("interval", "iterations", "expected"),
+    [(0, 100, 1), (10, 100, 10), (10, 101, 11), (100, 100, 1), (200, 100, 1)],
+)
+def test_evaluations_are_the_periodic_ones_and_the_final_one(
+    planned, interval, iterations, expected
+):
+    (row,) = view.look(planned(EVAL_INTERVAL=interval, MAX_ITERS=iterations))
+    assert row["evaluations"] == expected
+
+
 def test_a_plan_fits_the_columns_of_a_terminal(planned):
     plan = planned(**STUDY)
     rows = view.look(plan)
