@@ -20,18 +20,14 @@ from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.files import write_json
 from lib.runs.run_dir import RunDir
-from tests.gpt2.training.conftest import BASE, Trainer
+from tests.gpt2.training.conftest import BASE, build_dir, train, tree
 from tests.lib.fabricated import complete
+
+__all__ = ["build_dir", "train", "tree"]
 
 SIZE: dict[str, SymbolValue | None] = {"N_HEAD": 4, "N_EMBD": 32, "BLOCK_SIZE": 80}
 SIZE |= {"DROPOUT": "0.0", "PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
 THEIRS = {"n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 80, "vocab_size": 257}
-
-
-@pytest.fixture(scope="session")
-def tree() -> KconfigTree:
-    """Return the Kconfig tree."""
-    return KconfigTree()
 
 
 @pytest.fixture(scope="session")
@@ -197,13 +193,3 @@ def random_weights(config: Config) -> dict[str, torch.Tensor]:
     weights["wte.weight"][config.model.shape.vocab_size :] = 0
     weights["h.0.attn.c_proj.weight"][::2] = 0
     return weights
-
-
-@pytest.fixture
-def train(tmp_path: Path) -> Trainer:
-    """Return a trainer that uses the folder of the test as the build folder."""
-    (tmp_path / "texts").mkdir()
-    for i in range(16):
-        text = " ".join(f"{i * j % 17} apples and {j} pears." for j in range(2 + i))
-        (tmp_path / "texts" / f"{i:02d}.txt").write_text(text)
-    return Trainer(tmp_path, tmp_path)

@@ -13,7 +13,6 @@ import torch
 from gpt2 import kv_cache
 from gpt2.attention.options import TermOptions
 from gpt2.data.tokenizer import load_tokenizer
-from gpt2.records.files import find_finished
 from gpt2.shape import Cost, ModelShape
 from gpt2.weights.hf import unsupported_components
 from gpt2.weights.model_code import model_files
@@ -21,7 +20,7 @@ from gpt2.weights.trained import load_run
 from lib.errors import ConfigError, PreflightError
 from lib.json_files import read_json_object
 from lib.project import ROOT
-from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from lib.runs.run_dir import RunDir
 from tests.gpt2.data.conftest import downloads
 from tests.gpt2.weights.conftest import (
     OWN_CODE,
@@ -163,22 +162,6 @@ def test_the_example_of_the_documents_runs(configure, tmp_path, monkeypatch):
 @pytest.fixture
 def run(configure, tmp_path) -> RunDir:
     return write_finished(configure(), tmp_path / "run")
-
-
-def test_a_run_that_is_not_done_is_not_exported(run, tmp_path):
-    write_status(run, RunStatus(State.INTERRUPTED))
-    with pytest.raises(ConfigError, match="INTERRUPTED") as error:
-        find_finished(str(run.path), tmp_path)
-    assert (error.value.exit_code, error.value.codes) == (2, ["run.not-finished"])
-    run.status.unlink()
-    with pytest.raises(ConfigError) as error:
-        find_finished(str(run.path), tmp_path)
-    assert error.value.codes == ["run.damaged"]
-    for file in (run.weights, run.summary, run.per_query):
-        file.unlink()
-    with pytest.raises(ConfigError) as error:
-        find_finished(str(run.path), tmp_path)
-    assert error.value.codes == ["run.not-found"]
 
 
 def test_a_folder_with_other_content_is_refused(run, tmp_path, capsys):

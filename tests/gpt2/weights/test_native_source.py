@@ -11,11 +11,12 @@ from gpt2.weights.match import weight_mismatches
 from gpt2.weights.source import weights_folder
 from lib.errors import PreflightError
 from lib.runs.run_dir import RunStatus, State, write_status
-from tests.gpt2.weights.conftest import loaded, random_weights, write_finished
+from tests.gpt2.weights.conftest import OWN_CODE, loaded, random_weights, write_finished
 from tests.lib.fabricated import reseal
 
 RA = {"RECIPROCAL": True, "RECIPROCAL_LEARNABLE": True}
 LATENT = {"ATTENTION_PROJECTION_LATENT": True, "MLP_LATENT": True}
+SAME_PROJECTION = {"ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2}
 NAME = "a-s1-1a2b3c4d"
 
 
@@ -61,15 +62,11 @@ def test_padding_of_the_vocabulary_may_differ(configure, results, tmp_path):
 @pytest.mark.parametrize(
     ("theirs", "ours", "symbol"),
     [
-        ({}, {"N_LAYER": 1}, "N_LAYER"),
         # Equal shapes: another function.
         ({}, {"N_HEAD": 2}, "N_HEAD"),
-        ({}, {"ACTIVATION_GELU_EXACT": True}, "ACTIVATION"),
         ({}, LATENT, "ATTENTION_PROJECTION"),
-        ({}, {"POSITIONS_ROPE": True}, "POSITIONS"),
-        ({}, {"MLP_HIDDEN": 48}, "MLP_HIDDEN"),
-        ({}, {"BLOCK_SIZE": 40}, "BLOCK_SIZE"),
         (RA, {}, "RECIPROCAL"),
+        (OWN_CODE["nsa"], SAME_PROJECTION, "ATTENTION_PATTERN"),
     ],
 )
 def test_a_mismatch_names_the_symbol(configure, results, theirs, ours, symbol):

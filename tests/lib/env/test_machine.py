@@ -74,16 +74,6 @@ def test_all_that_a_machine_lacks_is_listed(monkeypatch):
     assert error.codes == ["env.missing-compiler"] and "COMPILE=y" in str(error)
 
 
-def test_settings_are_applied():
-    other = replace(CPU, deterministic="off", matmul_precision="medium", cpu_threads=2)
-    for machine, strict in ((CPU, True), (other, False)):
-        assert set_up(machine, ProcessRank()) == torch.device("cpu")
-        assert torch.get_num_threads() == machine.cpu_threads
-        assert torch.are_deterministic_algorithms_enabled() == strict
-        assert torch.get_float32_matmul_precision() == machine.matmul_precision
-        assert torch.backends.cudnn.allow_tf32 != strict
-
-
 @pytest.mark.parametrize(
     ("machine", "process", "code", "words"),
     [

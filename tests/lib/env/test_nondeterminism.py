@@ -37,16 +37,9 @@ def test_other_warnings_are_shown_as_before():
     assert met is not None and met.names == []
 
 
-def test_strict_refuses_the_operation_and_off_says_nothing():
-    set_up(CPU, ProcessRank())
+def test_nothing_is_noted_unless_the_setting_is_warn():
     with record_nondeterminism(CPU, lambda name: None) as met:
         assert met is None
-        with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
-            scatter()
-    set_up(replace(CPU, deterministic="off"), ProcessRank())
-    with warnings.catch_warnings(record=True) as shown:
-        scatter()
-    assert not shown
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,20 @@ def observed(
     return machine_settings(machine, device, ProcessRank(), found)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cpu_threads": 2, "deterministic": "off", "matmul_precision": "medium"},
+        {"cpu_threads": 1, "deterministic": "warn", "matmul_precision": "high"},
+        {"deterministic": "strict", "matmul_precision": "highest"},
+    ],
+)
+def test_settings_are_applied(changes):
+    machine = replace(MACHINE, **changes)
+    assert set_up(machine, ProcessRank()) == CPU
+    assert deviations(observed(machine)) == []
+
+
 def test_a_strict_run_refuses_what_torch_does_otherwise(machine):
     require_no_deviations(observed(machine))
     asked = replace(machine, cpu_threads=77, precision="bf16", cudnn_benchmark=True)

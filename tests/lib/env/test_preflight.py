@@ -111,13 +111,6 @@ def test_what_the_tree_needs_is_here(config, monkeypatch):
     assert "torch>=2.11, kconfiglib" in said
 
 
-def test_less_space_than_asked_for(config, tmp_path):
-    assert problems(config, "disk", root=tmp_path) == []
-    found = problems(replace(config, min_disk_gib=1_000_000), "disk", root=tmp_path)
-    assert words(found, "disk.no-space").startswith("MIN_DISK_GIB=1000000:")
-    assert found[0].where == str(tmp_path)
-
-
 def lock_problems(config: EnvironmentConfig, lock: Path, enforce: bool = True) -> list[Problem]:
     wanted = replace(config, lock_file=lock.name, lock_enforce=enforce)
     return problems(wanted, "lock file", root=lock.parent)

@@ -51,26 +51,6 @@ EVAL = {"val_loss", "val_perplexity", "sparsity"}
 SPEED = {"tokens_per_second"}
 
 
-def test_records_of_an_iteration_are_joined_under_the_published_names(run):
-    append(run.metrics, train_row(1), train_row(2), eval_row(2, 3.0))
-    append(run.timing, timing(2))
-    found = dict(RecordReader(run, ReadCursor()).new())
-    assert found[1] == {
-        "iteration": 1,
-        "train_loss": 2.0,
-        "train_perplexity": math.exp(2.0),
-        "learning_rate": 1e-3,
-        "grad_norm": 0.5,
-    }
-    assert found[2] == found[1] | {
-        "iteration": 2,
-        "tokens_per_second": 100.0,
-        "val_loss": 3.0,
-        "val_perplexity": math.exp(3.0),
-        "sparsity": 0.25,
-    }
-
-
 def test_no_record_is_sent_twice_while_a_run_continues(run):
     """By one reader, and by one after the other, whose position survives in a file."""
     reader, path = RecordReader(run, ReadCursor()), run.path / "position.json"

@@ -44,6 +44,8 @@ def test_the_numbers_are_those_of_the_record(tracked, query):
     assert metrics["train_loss"] == (ITERATIONS, 4.0, 4.0 / ITERATIONS)
     assert metrics["tokens_per_second"] == (3, 1002.0, 1006.0)
     assert metrics["final/best_val_loss"] == (1, 1.25, 1.25)
+    assert metrics["process/cpu_cores"] == (3, 1.0, 1.0)
+    assert metrics["process/rss_gb"] == (3, 2000 / 1024, 2000 / 1024)
     assert keys["config"]["git_commit"] == "c0ffee"
     assert len(keys["config"]["manifest_sha256"]) == 64
 
@@ -54,6 +56,10 @@ def test_the_numbers_are_those_of_the_record(tracked, query):
         "gpu/compute_util_avg": (25.5, "%"),
         "gpu/1/compute_util": (26.0, "%"),
         "gpu/memory_used_total_gb": (3.0, "GB"),
+        "gpu/memory_used_avg_gb": (1.5, "GB"),
+        "gpu/memory_total_gb": (48.0, "GB"),
+        "gpu/1/memory_used_mib": (2048.0, "MiB"),
+        "gpu/1/power_watts": (225.0, "W"),
         "gpu/memory_util_avg": (6.25, "%"),
         "gpu/0/temperature_celsius": (60.0, "°C"),
     }

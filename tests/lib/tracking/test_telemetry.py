@@ -12,10 +12,9 @@ import pynvml
 import pytest
 
 from lib.files import write_json
-from lib.runs.rows import TelemetrySample
 from lib.runs.run_dir import RunDir
 from lib.tracking import telemetry
-from lib.tracking.reader import ReadCursor, RecordReader, mean_metrics
+from lib.tracking.reader import ReadCursor, RecordReader
 from lib.tracking.telemetry import memory_and_cpu_seconds, read_gpus
 from tests.json_rows import read_rows
 
@@ -182,38 +181,3 @@ def test_memory_and_time_of_processes_are_the_kernels():
     assert memory_and_cpu_seconds([os.getpid(), os.getpid()])[0] > 1.5 * memory
     # A process that has ended.
     assert memory_and_cpu_seconds([2**22 + 1]) == (0.0, 0.0)
-
-
-def gpu(index: int, **counters: float | None) -> dict[str, Any]:
-    none = dict.fromkeys(COUNTERS)
-    return none | {"index": index} | counters
-
-
-def test_averages_over_samples_and_gpus():
-    def sample(ts: float, used: float, first: float, second: float) -> TelemetrySample:
-        memory = {"memory_total_mib": 8192}
-        gpus = [
-            gpu(0, compute_util=first, memory_used_mib=1024, power_watts=100 + ts, **memory),
-            gpu(1, compute_util=second, memory_used_mib=3072, **memory),
-        ]
-        return TelemetrySample(ts, 2048.0, used, gpus)
-
-    assert mean_metrics([sample(10, 3, 100, 50), sample(20, 18, 80, 10)]) == {
-        "process/rss_gb": 2.0,
-        "process/cpu_cores": 1.5,
-        "gpu/compute_util_avg": 60.0,
-        "gpu/memory_util_avg": 25.0,
-        "gpu/memory_used_avg_gb": 2.0,
-        "gpu/memory_used_total_gb": 4.0,
-        "gpu/memory_total_gb": 16.0,
-        "gpu/0/compute_util": 90.0,
-        "gpu/0/memory_util": 12.5,
-        "gpu/0/memory_used_mib": 1024.0,
-        "gpu/0/power_watts": 115.0,
-        "gpu/1/compute_util": 30.0,
-        "gpu/1/memory_util": 37.5,
-        "gpu/1/memory_used_mib": 3072.0,
-    }
-    # A counter that is missing is no zero.
-    only = TelemetrySample(1.0, 1024.0, 1.0, [gpu(0)])
-    assert mean_metrics([only]) == {"process/rss_gb": 1.0} and mean_metrics([]) == {}
