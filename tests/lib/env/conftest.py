@@ -65,9 +65,8 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
 def conda(program: Callable[..., Path], tmp_path: Path) -> Interpreter:
     """Return the interpreter of a folder that looks like the conda environment llmhe."""
     prefix = tmp_path / "envs" / "llmhe"
-    (prefix / "conda-meta").mkdir(parents=True)
-    (prefix / "conda-meta" / "history").write_text("==> 2026-01-01 00:00:00 <==\n")
-    (prefix / "bin").mkdir()
+    for name in ("conda-meta", "bin"):
+        (prefix / name).mkdir(parents=True)
     program(
         "conda",
         {

@@ -107,33 +107,29 @@ def test_every_program_that_fails_is_named(
 def test_uv_needs_no_pip_and_the_lock_file_is_copied(config, program, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshot, "find_spec", lambda name: None)
     program("uv", {"--version": "uv 0.9.8 (abc 2026-01-01)\n"})
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "pyvenv.cfg").write_text("uv = 0.9.8\n")
-    interpreter = current_interpreter(tmp_path / "mine", Path("/usr"))
+    interpreter = replace(current_interpreter(), kind="uv", program="/no/python")
     wanted = replace(config, policy="uv", lock_file="uv.lock")
-    for version in (1, 2):
-        (tmp_path / "uv.lock").write_text(f"version = {version}\n")
-        refresh_snapshot(tmp_path / "snapshot", wanted, interpreter, tmp_path)
-        assert (tmp_path / "snapshot" / "uv.lock").read_text() == f"version = {version}\n"
-    assert names(tmp_path / "snapshot") == ALWAYS | {"uv_version.txt", "uv.lock"}
-    assert index(tmp_path / "snapshot")["pip_check"] is None
-    gone = replace(wanted, lock_file="gone.lock")
-    refresh_snapshot(tmp_path / "other", gone, interpreter, tmp_path)
-    assert names(tmp_path / "other") == ALWAYS | {"uv_version.txt"}
+    folder, lock = tmp_path / "snapshot", tmp_path / "uv.lock"
+    refresh_snapshot(folder, wanted, interpreter, tmp_path)
+    assert names(folder) == ALWAYS | {"uv_version.txt"}
+    for text in ("version = 1\n", "version = 2\n"):
+        lock.write_text(text)
+        refresh_snapshot(folder, wanted, interpreter, tmp_path)
+        assert (folder / "uv.lock").read_text() == text
+    assert index(folder)["pip_check"] is None
 
 
 @pytest.mark.parametrize("has_pip", [True, False])
 def test_a_venv_is_frozen_if_it_has_pip(config, program, tmp_path, monkeypatch, has_pip):
     monkeypatch.setattr(snapshot, "find_spec", lambda name: object() if has_pip else None)
     pip = {"*' freeze'": "-e git+https://me:s3cret@host/x.git#egg=x\n", "*' check'": "fine\n"}
-    interpreter = current_interpreter(tmp_path, tmp_path, str(program("python", pip)))
+    interpreter = replace(current_interpreter(), program=str(program("python", pip)))
     folder = tmp_path / "snapshot"
     refresh_snapshot(folder, replace(config, policy="venv"), interpreter)
     assert names(folder) == ALWAYS | ({"pip_freeze.txt"} if has_pip else set())
     assert (index(folder)["pip_check"] is not None) == has_pip
-    # No password of a remote.
-    assert not any("s3cret" in path.read_text() for path in folder.iterdir())
     if has_pip:
+        # No password of a remote.
         frozen = (folder / "pip_freeze.txt").read_text()
         assert frozen == "-e git+https://host/x.git#egg=x\n"
 
