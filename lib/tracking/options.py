@@ -45,9 +45,8 @@ class TelemetryOptions:
 class TrackerOptions:
     """Options of a tracker; only W&B has any."""
 
+    # tracker_ and the name of the Python package.
     name: ClassVar[str]
-    # Python package that the tracker imports.
-    package: ClassVar[str]
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,6 @@ class TrackerWandbOptions(TrackerOptions):
     """Mode and entity of the Weights & Biases tracker."""
 
     name = "tracker_wandb"
-    package = "wandb"
     # online or offline
     mode: str = kconfig_field("TRACKER_WANDB_MODE", identity=False)
     # "" selects the account's default entity.
@@ -66,14 +64,12 @@ class TrackerTrackioOptions(TrackerOptions):
     """Options of the trackio tracker."""
 
     name = "tracker_trackio"
-    package = "trackio"
 
 
 class TrackerTensorboardOptions(TrackerOptions):
     """Options of the TensorBoard tracker."""
 
     name = "tracker_tensorboard"
-    package = "tensorboard"
 
 
 TRACKERS: Registry[TrackerOptions] = Registry(
@@ -98,7 +94,7 @@ class TrackingConfig:
     def missing_packages(self) -> list[Problem]:
         """Return a problem for each tracker package that is not installed."""
         problems = []
-        for package in (tracker.package for tracker in self.trackers):
+        for package in (each.name.removeprefix("tracker_") for each in self.trackers):
             # Looking for the module is not enough: wandb leaves a folder of that name behind.
             if not any(distributions(name=package)):
                 what = f"TRACKER_{package.upper()}=y, but the package {package} is not installed"
