@@ -17,14 +17,14 @@ COMBINATIONS = {
     "rope": {"positions": "rope"},
     "grouped, sliding": {"projection": "grouped", "pattern": "sliding"},
     "latent": {"projection": "latent", "terms": ("reciprocal",), "gates": ("ra_cross_token",)},
-    "nsa, rope": {"projection": "grouped", "pattern": "nsa", "positions": "rope"},
+    "nsa, rope": {"projection": "grouped", "pattern": "nsa", "positions": "rope", "n_layer": 1},
 }
 
 
 def drawn(**given):
     """Return a model in float64 with random parameters, scales included."""
     torch.manual_seed(0)
-    model = GPT(make_model_config(n_layer=2, **NORM, **given)).double().eval()
+    model = GPT(make_model_config(**NORM, **given)).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.3, 0.5)

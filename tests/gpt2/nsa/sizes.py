@@ -44,7 +44,6 @@ every_form = pytest.mark.parametrize(
 
 
 POSITIONS = [LearnedOptions(), RopeOptions(base=50.0)]
-each_position = pytest.mark.parametrize("positions", POSITIONS, ids=["learned", "rope"])
 
 
 def options(**given):

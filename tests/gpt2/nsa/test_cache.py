@@ -11,9 +11,9 @@ from gpt2.nsa.cache import NsaCache
 from gpt2.nsa.module import compress_blocks
 from gpt2.nsa.options import BRANCHES
 from gpt2.nsa.reference import selected_blocks
-from tests.gpt2.nsa.sizes import PAIR, drawn, each_position, every_form, options, pattern_of, seen
+from tests.gpt2.nsa.sizes import PAIR, POSITIONS, drawn, every_form, options, pattern_of, seen
 
-LENGTH = 34
+LENGTH, ROPE = 34, POSITIONS[1]
 # One token, l = 4, l + d = 6 = l' and w + 1; the last ends in the middle of a block.
 PROMPTS = (1, 4, 6, 13)
 
@@ -67,46 +67,38 @@ def reads(monkeypatch):
 class TestDecoding:
     """Decoding token by token, after a prompt of any length."""
 
-    @each_position
-    @pytest.mark.parametrize("shared", [True, False])
     @pytest.mark.parametrize("prompt", PROMPTS)
-    def test_equals_the_forward_pass(self, build, nsa, shared, prompt, positions):
+    def test_equals_the_forward_pass(self, build, nsa, prompt):
         """Decode a prompt, then single tokens, then two tokens at once."""
         sizes = {"n_head": 6, "n_embd": 24}
-        pattern = nsa(shared_kv=shared)
-        case = build(LENGTH, projection=PAIR, pattern=pattern, positions=positions, **sizes)
+        pattern = nsa(shared_kv=prompt % 2 == 0)
+        case = build(LENGTH, projection=PAIR, pattern=pattern, positions=ROPE, **sizes)
         found, _ = decoded(case, [prompt, *[1] * (LENGTH - prompt - 2), 2])
         torch.testing.assert_close(found, case()[0], atol=1e-10, rtol=1e-10)
 
-    @each_position
     @every_form
-    def test_of_every_form(self, build, branches, kind, shared, positions):
+    def test_of_every_form(self, build, branches, kind, shared):
         """Four of up to six blocks are selected, so that ranking matters."""
+        # Every branch meets both kinds of positions, with shared keys and without.
+        positions = POSITIONS[shared ^ (kind == "random") ^ (len(branches) == 2)]
         pattern = pattern_of(branches, kind, shared)
         case = build(LENGTH, projection=PAIR, pattern=pattern, positions=positions)
         found, _ = decoded(case, [7] + [1] * (LENGTH - 9) + [2])
         torch.testing.assert_close(found, case()[0], atol=1e-11, rtol=1e-11)
 
-    @each_position
     @pytest.mark.parametrize("shared", [True, False])
-    def test_what_is_kept_does_not_depend_on_the_calls(self, build, shared, positions):
-        pattern = options(shared_kv=shared)
-        case = build(LENGTH, projection=PAIR, pattern=pattern, positions=positions)
-        _, stepwise = decoded(case, [1] * LENGTH)
-        for prompt in (*PROMPTS, LENGTH):
-            _, other = decoded(case, [prompt, *[1] * (LENGTH - prompt)])
+    def test_what_is_kept_does_not_depend_on_the_calls(self, build, shared):
+        case = build(20, projection=PAIR, pattern=options(shared_kv=shared), positions=ROPE)
+        _, stepwise = decoded(case, [1] * 20)
+        lengths = {"selected": 20, "compressed": 9, "raw": 3} | ({} if shared else {"window": 4})
+        assert {name: x.shape[2] for name, x in stepwise.kept.items()} == {
+            f"{x}_{name}": length for x in "kv" for name, length in lengths.items()
+        }
+        for prompt in (*PROMPTS, 20):
+            _, other = decoded(case, [prompt, *[1] * (20 - prompt)])
             assert other.kept.keys() == stepwise.kept.keys()
             for name, kept in stepwise.kept.items():
                 torch.testing.assert_close(other.kept[name], kept, atol=1e-12, rtol=1e-12)
-
-    @pytest.mark.parametrize("shared", [True, False])
-    def test_what_is_kept(self, build, shared):
-        case = build(20, projection=PAIR, pattern=options(shared_kv=shared))
-        _, cache = decoded(case, [20])
-        lengths = {"selected": 20, "compressed": 9, "raw": 3} | ({} if shared else {"window": 4})
-        assert {name: x.shape[2] for name, x in cache.kept.items()} == {
-            f"{x}_{name}": length for x in "kv" for name, length in lengths.items()
-        }
 
 
 class TestReads:
@@ -172,17 +164,14 @@ class Step:
         return {"selected": selected} | ({"window": set(window)} if self.shared else {})
 
 
-@pytest.mark.parametrize("shared", [True, False])
 # In the middle of a block, and at its end.
-@pytest.mark.parametrize("length", [40, 41])
+@pytest.mark.parametrize(("shared", "length"), [(True, 40), (False, 41)])
 class TestPoison:
     """A step reads what it counts and nothing else, tested by NaN in each cache slot."""
 
-    rows = list(itertools.product(range(2), range(2)))
-
     def test_in_one_place(self, shared, length):
         step = Step(shared, length)
-        for (b, k), (name, room) in itertools.product(self.rows, step.rooms("v").items()):
+        for (b, k), (name, room) in itertools.product([(0, 1), (1, 0)], step.rooms("v").items()):
             read = step.places(name, b, k)
             for branch, places in read.items():
                 assert len(places) == seen(step.cache.options, length)[BRANCHES.index(branch)]
@@ -200,7 +189,7 @@ class TestPoison:
         """Check that NaN in unread slots of keys and values changes nothing."""
         step = Step(shared, length)
         clean = step()
-        for x, (b, k) in itertools.product("vk", self.rows):
+        for x, b, k in itertools.product("vk", range(2), range(2)):
             for name, room in step.rooms(x).items():
                 read = set().union(*step.places(name, b, k).values())
                 room[b, k, sorted(set(range(room.shape[2])) - read)] = math.nan

@@ -6,30 +6,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt2.nsa import block_major, branches, gather, query_major
 from gpt2.nsa.module import compress_blocks
-from tests.gpt2.nsa.sizes import PAIR, PAPER, SIZES, options
+from tests.gpt2.nsa.sizes import PAIR, SIZES, options, seen
 
 
-class TestWhatItCosts:
-    """Declared against actual parameters and pairs."""
-
-    @pytest.mark.parametrize("length", [1, 3, 4, 5, 17, 18, 19, 60, 61])
-    @pytest.mark.parametrize("sizes", [{}, {"count": 5}, {"compress": 6, "stride": 3}])
-    def test_pairs_are_those_of_the_definition(self, length, sizes):
-        given = options(**sizes)
-        compressed_, selected, window = 0, 0, 0
-        for t in range(length):
-            if t + 1 >= given.compress:
-                compressed_ += (t + 1 - given.compress) // given.stride + 1
-            selected += (min(given.count, t // 6 + 1) - 1) * 6 + t % 6 + 1
-            window += min(given.window, t + 1)
-        assert given.pairs(length) == (compressed_, selected, window)
-        assert given.mean_keys(length) == (compressed_ + selected + window) / length
-
-    def test_the_papers_sizes_pay_from_some_thousand_tokens_on(self):
-        given = options(**PAPER)
-        ratios = {s: (s + 1) / 2 / given.mean_keys(s) for s in (1024, 4096, 8192, 65536)}
-        rounded = {s: round(ratio, 2) for s, ratio in ratios.items()}
-        assert rounded == {1024: 0.55, 4096: 1.38, 8192: 2.43, 65536: 9.25}
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 17, 18, 19, 60, 61])
+@pytest.mark.parametrize("sizes", [{}, {"count": 5}, {"compress": 6, "stride": 3}])
+def test_pairs_are_those_of_the_definition(length, sizes):
+    given = options(**sizes)
+    pairs = tuple(map(sum, zip(*(seen(given, t) for t in range(length)))))
+    assert given.pairs(length) == pairs
+    assert given.mean_keys(length) == sum(pairs) / length
 
 
 def kept_bytes(forward):
@@ -85,7 +71,7 @@ class TestOperations:
     def test_of_larger_blocks_and_chunks_there_are_no_more(self, build, nsa, monkeypatch):
         """Check that no operator runs per token: larger chunks, the same number of operators."""
         found = []
-        for scale in (1, 4):
+        for scale in (1, 2):
             monkeypatch.setattr(query_major, "CHUNK_ELEMENTS", 0)
             monkeypatch.setattr(query_major, "MIN_CHUNK_ROWS", 8 * scale)
             monkeypatch.setattr(block_major, "QUERIES_PER_VISIT", 12 * scale)
@@ -102,6 +88,6 @@ class TestOperations:
         """Check linear growth; the first block's queries fill several visits at once."""
         few, many = (
             self.counted(build(length, batch=1, projection=PAIR, pattern=nsa()))
-            for length in (240, 960)
+            for length in (120, 480)
         )
         assert many <= 4.1 * few

@@ -5,24 +5,26 @@ import itertools
 import pytest
 
 from gpt2.attention.options import GroupedOptions
-from tests.gpt2.nsa.sizes import PAIR, each_position, every_form, options, pattern_of
+from tests.gpt2.nsa.sizes import PAIR, POSITIONS, every_form, options, pattern_of
+
+LEARNED, ROPE = POSITIONS
+BY_MODULE = itertools.product([True, False], ["mean", "mlp"], ["sigmoid", "softmax"])
 
 
-@each_position
 @every_form
-def test_branches_and_selections(build, thin_rows, branches, kind, shared, positions):
+def test_branches_and_selections(build, thin_rows, branches, kind, shared):
+    # Every branch meets both kinds of positions, with shared keys and without.
+    rotates = shared ^ (kind == "random") ^ (len(branches) == 2)
     pattern = pattern_of(branches, kind, shared)
-    build(27, projection=PAIR, pattern=pattern, positions=positions).assert_equals_reference(1e-10)
+    case = build(27, projection=PAIR, pattern=pattern, positions=ROPE if rotates else LEARNED)
+    case.assert_equals_reference(1e-10)
 
 
-@each_position
-@pytest.mark.parametrize(
-    "form", list(itertools.product([True, False], ["mean", "mlp"], ["sigmoid", "softmax"]))
-)
-def test_forms(build, thin_rows, nsa, form, positions):
-    shared, phi, gate = form
-    pattern = nsa(shared_kv=shared, phi=phi, gate=gate)
-    build(27, projection=PAIR, pattern=pattern, positions=positions).assert_equals_reference(1e-10)
+@pytest.mark.parametrize(("shared", "phi", "gate"), list(BY_MODULE))
+def test_forms(build, thin_rows, shared, phi, gate):
+    pattern = options(shared_kv=shared, phi=phi, gate=gate)
+    positions = ROPE if phi == "mlp" else LEARNED
+    build(20, projection=PAIR, pattern=pattern, positions=positions).assert_equals_reference(1e-10)
 
 
 @pytest.mark.parametrize("key_heads", [1, 4])
@@ -39,10 +41,9 @@ def test_sizes(build, thin_rows, nsa, sizes):
 
 
 # Around l = 4, l' = 6 and w = 5, and 2w + 3, at none of their multiples.
-@each_position
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6, 7, 13])
-def test_lengths(build, thin_rows, nsa, length, positions):
-    case = build(length, projection=PAIR, pattern=nsa(), positions=positions)
+def test_lengths(build, thin_rows, nsa, length):
+    case = build(length, projection=PAIR, pattern=nsa(), positions=ROPE)
     case.assert_equals_reference(1e-10)
 
 

@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from gpt2.mechanism_statistics import HasStatistics, collect_statistics
-from gpt2.model import GPT
 from gpt2.nsa import reference
 from gpt2.nsa.module import gate_statistics, selection_statistics
 from gpt2.nsa.select import chosen_blocks
-from tests.gpt2.builders import make_model_config
 from tests.gpt2.test_mechanism_statistics import T, built, given_to, tokens
 
 ALL = ("compressed", "selected", "window")
@@ -49,17 +47,6 @@ def test_gates_of_sparse_attention(gate):
     found = {name: values[name] for name in expected}
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert "attention/entropy" not in values
-
-
-@pytest.mark.parametrize("built", [ALL, ALL[1:]], ids=["three", "two"])
-def test_gates_begin_alike(built):
-    parts = {"nsa": {f"branch_{name}": name in built for name in ALL}}
-    model = GPT(make_model_config(projection="grouped", pattern="nsa", parts=parts)).eval()
-    model.init_weights(1)
-    values = collect_statistics(model, tokens(model)[:, :16])
-    assert values["nsa/gate_entropy"] == pytest.approx([math.log(len(built))] * 2)
-    assert values["nsa/gate_moved"] == pytest.approx([0.0, 0.0], abs=1e-7)
-    assert values["nsa/gate_collapsed"] == [0.0, 0.0]
 
 
 def test_selected_blocks():
