@@ -24,11 +24,7 @@ from lib.report.study import SCHEMA_VERSION
 from lib.report.text import verdicts_exit_code
 from lib.runner.display import RunProgress
 from lib.runner.hooks import feed_command
-from lib.runner.queue import (
-    file_version,
-    require_matching_directories,
-    set_aside,
-)
+from lib.runner.queue import require_matching_directories, set_aside
 from lib.runner.runner import RunnerOptions, run_all
 from lib.runner.signals import SignalCounter
 from lib.runner.worker import warnings_in
@@ -56,31 +52,26 @@ def train_plan(
     are raised before anything is created.
     """
     shown, results, text = table_of or table_plan(plan), None, ""
-    states = _status_versions(plan.folder)
+    begun: list[Plan] = []
     try:
         if plan.auto is not None:
-            code, results = _train_looks(plan, options)
+            code, results = _train_looks(plan, options, begun)
         else:
-            code = train_runs(plan, plan.runs, options)
+            code = train_runs(plan, plan.runs, options, begun)
             results = None if code in _INTERRUPTED_CODES else write_results(shown)
         if results is not None:
-            text = results.text(results.publish(), json=json)
+            results.publish()
+            text = results.text(json=json)
             if strict:
                 code = code or verdicts_exit_code(results.document, strict=True)
     finally:
-        if options.study_command and _status_versions(plan.folder) != states:
+        if options.study_command and begun:
             _start_study_command(options.study_command, shown, results)
     tiny = plan.study == "ratio" and plan.base.values["MODEL_SIZE"] == "tiny"
     if results and code == EXIT_DONE and tiny:
         what = "the study at GPT-2 size, on a GPU: make defconfig-gpt2-ratio-ablation && make"
         log("NEXT", what)
     return code, text
-
-
-def _status_versions(folder: Path) -> dict[str, Any]:
-    """Return the version of the status of each run in a folder."""
-    files = (RunDir(run).status for run in folder.iterdir()) if folder.is_dir() else ()
-    return {str(file): version for file in files if (version := file_version(file))}
 
 
 def _start_study_command(words: Sequence[str], plan: Plan, results: StudyResults | None) -> None:
@@ -94,7 +85,9 @@ def _start_study_command(words: Sequence[str], plan: Plan, results: StudyResults
         feed_command(words, json_document(SCHEMA_VERSION, document), plan.folder.name)
 
 
-def _train_looks(plan: Plan, options: RunnerOptions) -> tuple[int, StudyResults | None]:
+def _train_looks(
+    plan: Plan, options: RunnerOptions, begun: list[Plan]
+) -> tuple[int, StudyResults | None]:
     """Train the runs of a plan of SEEDS=auto, look by look. Return exit code and results.
 
     After a look, further seeds are trained for the comparisons without a word. The run directories
@@ -105,7 +98,7 @@ def _train_looks(plan: Plan, options: RunnerOptions) -> tuple[int, StudyResults 
     while True:
         # A failed run is tried once per command, as with a list of seeds.
         runs = [run for run in plan.runs if run.path not in attempted]
-        outcome = train_runs(plan, runs, options)
+        outcome = train_runs(plan, runs, options, begun)
         if outcome in _INTERRUPTED_CODES:
             return outcome, None
         code = max(code, outcome)
@@ -141,17 +134,26 @@ def _log_look(results: StudyResults) -> None:
             log("LOOK", "  ".join(column.text(verdict) for column in VERDICTS if column.text))
 
 
-def train_runs(plan: Plan, runs: Sequence[Run[Config]], options: RunnerOptions) -> int:
-    """Train unfinished ``runs`` of ``plan`` in training order and return the exit code."""
+def train_runs(
+    plan: Plan, runs: Sequence[Run[Config]], options: RunnerOptions, begun: list[Plan] | None = None
+) -> int:
+    """Train unfinished ``runs`` of ``plan`` in training order and return the exit code.
+
+    The plan is added to ``begun`` before the first of them starts.
+    """
     for problem in plan.left_out:
         log("OMIT", f"{plan.study}/{problem}")
 
-    def declared() -> None:
+    def before_first() -> None:
+        if begun is not None:
+            begun.append(plan)
         if plan.judged:
             declare(declared_verdicts(plan))
 
     keeps_stale = options.stale == "keep"
-    backend = Gpt2Backend(plan, allow_stale=keeps_stale, dirty=options.dirty, before_first=declared)
+    backend = Gpt2Backend(
+        plan, allow_stale=keeps_stale, dirty=options.dirty, before_first=before_first
+    )
     return run_with(backend, plan, training_order(runs), options)
 
 

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 from gpt2.records.listing import other_configurations
 from gpt2.running.backend import Gpt2Backend
@@ -21,7 +20,7 @@ from lib.report.columns import (
     verdicts_to_terminal,
     write_tables,
 )
-from lib.report.page import write_report
+from lib.report.page import REPORT_FILE, write_report
 from lib.report.plots import study_series
 from lib.report.study import JudgedStudy, read_study
 from lib.report.text import Document, verdicts_exit_code
@@ -39,16 +38,15 @@ class StudyResults:
     def document(self) -> Document:
         return study_document_of(self.plan, self.study)
 
-    def publish(self) -> Path:
-        """Write report and index; return the report's path."""
-        plan, document = self.plan, self.document
-        path = write_report(document, study_series(self.study), plan.folder)
-        log("INDEX", str(write_index(plan, document, judged_document)))
-        return path
+    def publish(self) -> None:
+        """Write report and index."""
+        write_report(self.document, study_series(self.study), self.plan.folder)
+        log("INDEX", str(write_index(self.plan, self.document, judged_document)))
 
-    def text(self, report: Path, *, json: bool) -> str:
+    def text(self, *, json: bool) -> str:
         """Return the document as JSON, for a terminal, or as Markdown, with the files below the table."""
         plan, document = self.plan, self.document
+        report = plan.folder / REPORT_FILE
         if json:
             log("REPORT", str(report))
             return to_json(document)
@@ -91,20 +89,14 @@ def judged_document(plan: Plan) -> Document:
 
 
 def report(
-    plan: Plan,
-    whole: Plan,
-    *,
-    selected: bool,
-    json: bool = False,
-    label_by: Sequence[str] = (),
+    plan: Plan, whole: Plan, *, selected: bool, json: bool = False, label_by: Sequence[str] = ()
 ) -> str:
     """Write table and report of the runs of ``whole``. Return the table as text.
 
     If ``selected``, the text is the table of ``plan``, a part of ``whole``. Runs that differ in a
     field of ``label_by`` get separate rows. Raises ConfigError if a field is unknown.
     """
-    results, path = _published(plan, whole, selected, label_by)
-    return results.text(path, json=json)
+    return _published(plan, whole, selected, label_by).text(json=json)
 
 
 def verdicts(
@@ -115,9 +107,8 @@ def verdicts(
     If ``selected``, these are the verdicts on ``plan``, a part of ``whole``. Raises ConfigError if
     none of its runs has a result; the files are written, so that no word of other runs is left.
     """
-    results, path = _published(plan, whole, selected)
-    log("REPORT", str(path))
-    document = results.document
+    document = _published(plan, whole, selected).document
+    log("REPORT", str(plan.folder / REPORT_FILE))
     if not any(run["state"] == "done" or run["diverged"] for run in document["runs"]):
         advice = "type: make, to train the runs, or make status, to see their states"
         raise ConfigError(Problem("no run has a result", plan.study, advice, code="run.not-found"))
@@ -130,12 +121,12 @@ def verdicts(
 
 def _published(
     plan: Plan, whole: Plan, selected: bool, label_by: Sequence[str] = ()
-) -> tuple[StudyResults, Path]:
-    """Write all files of ``whole``. Return the results to show, and the path of the report."""
+) -> StudyResults:
+    """Write all files of ``whole``. Return the results to show."""
     # Seeds that are only in the folder are no declaration of a look.
     declares = {run.seed for run in plan.runs} >= {run.seed for run in whole.runs}
     results = write_results(whole, label_by, looks=declares and not label_by)
-    path = results.publish()
-    if selected:
-        results = StudyResults(plan, results.study.of_runs({run.path for run in plan.runs}))
-    return results, path
+    results.publish()
+    if not selected:
+        return results
+    return StudyResults(plan, results.study.of_runs({run.path for run in plan.runs}))

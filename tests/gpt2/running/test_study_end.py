@@ -10,7 +10,6 @@ import pytest
 from gpt2.running import launch
 from lib.errors import KablateError, PreflightError, Problem, RunError
 from lib.runner.runner import RunnerOptions
-from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 SAVE = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
 
@@ -25,11 +24,9 @@ def test_an_error_is_not_hidden_and_starts_it_if_a_run_had_begun(
     plan: Any = SimpleNamespace(folder=tmp_path / "demo", auto=None, runs=[])
     raised = error(Problem("the disk is full", code="disk.write-failed"))
 
-    def train(*given: object) -> None:
+    def train(plan: object, runs: object, options: object, begun: list[object]) -> None:
         if error is RunError:
-            run = RunDir(plan.folder / "a-s1-00000000")
-            run.path.mkdir(parents=True)
-            write_status(run, RunStatus(State.FAILED))
+            begun.append(plan)
         raise raised
 
     def document(plan: object) -> dict[str, str]:
