@@ -5,14 +5,12 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpt2.config import Config
 from gpt2.running import launch, preflight
-from gpt2.running.backend import Gpt2Backend
 from gpt2.running.preflight import (
     TrainingPlace,
     bytes_needed,
@@ -184,23 +182,15 @@ def test_a_snapshot_is_taken_unless_it_is_not_wanted(place: TrainingPlace) -> No
     assert {"packages.txt", "hw.json", "nvidia_smi.txt", "snapshot.json"} <= files
 
 
-def test_every_way_to_train_is_checked(
+def test_a_training_in_this_process_is_checked(
     place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for beyond in (
-        "gpt2.running.preflight.check_data",
-        "gpt2.running.backend.check_data",
-        "gpt2.running.launch.check_data",
-        "gpt2.training.loop.train_run",
-    ):
+    """By workers: tests/integration/test_commands.py."""
+    for beyond in ("gpt2.running.launch.check_data", "gpt2.training.loop.train_run"):
         monkeypatch.setattr(beyond, lambda *given: pytest.fail("went on"))
     config = configured(ENV_PYTHON="2.7")
     run = Run("single", RunVariant("run"), 1, config, place.results / "run")
     plan = Plan("single", place.results, place.build_dir, config, [run])
-    backend: Any = Gpt2Backend(plan, dirty=True)
-    backend.executor = SimpleNamespace(call=lambda function, *arguments: function(*arguments))
-    with pytest.raises(PreflightError, match="ENV_PYTHON=2.7"):
-        backend.preflight(plan.runs, 0)
     with pytest.raises(PreflightError, match="ENV_PYTHON=2.7"):
         launch.train_here(plan, RunnerOptions(dirty=True))
     assert not place.results.exists()

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from lib.errors import EXIT_FAILED
 from lib.files import sha256_file
 from lib.json_files import DamagedRecord
 from lib.runs.lease import take_lease
 from lib.runs.record import UNKNOWN, RunRecord, derived
 from lib.runs.rows import EvalRow, RowTail, StatisticsRow, TrainRow
-from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from lib.runs.run_dir import RunDir, RunStatus, State, read_status, write_status
 from tests.lib.fabricated import MANIFEST, changed, complete, write_run
 
 TRAIN = {"kind": "train", "iteration": 1, "tokens": 8, "loss": 2, "lr": 0.1, "grad_norm": None}
@@ -151,3 +152,46 @@ def test_a_run_that_is_trained_is_running_and_one_without_a_status_is_new(tmp_pa
     aside = RunDir(run.replaced("20260101-000000"))
     run.path.rename(aside.path)
     assert RunRecord(aside).state == "replaced"
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path)
+    write_status(run, RunStatus(State.SUCCESS, 0, "", 12, 12))
+    return run
+
+
+def test_a_status_with_any_damaged_byte_is_success_or_damaged(ended: RunDir) -> None:
+    """A flipped bit of a value may leave a valid status; it never makes the run a new one."""
+    whole = ended.status.read_bytes()
+    for position in range(len(whole)):
+        ended.status.write_bytes(
+            whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :]
+        )
+        found = read_status(ended)
+        assert found is not None and found.state in (State.SUCCESS, State.DAMAGED)
+
+
+DAMAGES = [("state", "DONE"), ("state", "DAMAGED"), ("iteration", "12"), ("schema_version", 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [*DAMAGES, ("Iteration", 12), ("exit_code", ...), ("schema_version", ...)]
+)
+def test_a_missing_field_and_one_of_another_type_are_damage(
+    ended: RunDir, name: str, value: object
+) -> None:
+    """Types of fields: tests of lib.json_files."""
+    content = json.loads(ended.status.read_text()) | {name: value}
+    ended.status.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
+    found = read_status(ended)
+    assert found is not None and (found.state, found.exit_code) == (State.DAMAGED, EXIT_FAILED)
+    assert found.message.startswith("status.json: ") and name in found.message
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "summary.json", "per_query.csv"])
+def test_results_without_a_status_are_damage(ended: RunDir, name: str) -> None:
+    ended.status.unlink()
+    (ended.path / name).write_text("result")
+    found = read_status(ended)
+    assert found is not None and found.state is State.DAMAGED and name in found.message
