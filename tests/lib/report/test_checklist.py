@@ -21,13 +21,9 @@ Rows = Callable[..., dict[str, tuple[str, str]]]
 
 
 @pytest.fixture
-def runs(make_run: Any) -> list[Run[Any]]:
+def runs(make_study: Any) -> list[Run[Any]]:
     """Return two steps with four seeds, of which the second is better by 0.1."""
-    return [
-        make_run(slug, base + s / 100 + s % 2 * base / 1e4, seed=s, parent=parent, number=number)
-        for number, (slug, parent, base) in enumerate([("base", "", 3.0), ("wide", "base", 2.9)])
-        for s in range(1, 5)
-    ]
+    return make_study({"base": [3.01, 3.02, 3.03, 3.04], "wide": [2.91, 2.921, 2.93, 2.942]})
 
 
 @pytest.fixture

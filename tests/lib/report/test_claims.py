@@ -1,6 +1,5 @@
 """Claims against the documents of fabricated runs: numbers, words, damaged and missing runs."""
 
-import random
 import re
 
 import pytest
@@ -19,18 +18,11 @@ from lib.report.statistics import VerdictRule
 from lib.report.study import read_study
 from tests.lib.report.documents import document_of
 
-BASE = (3.0, 3.25, 2.875)
-
 
 @pytest.fixture
-def runs(make_run):
+def runs(make_study):
     """Return three seeds of a baseline and of a step that is 0.1 nats better."""
-    draw, runs = random.Random(3), []
-    for seed, base in enumerate(BASE, 1):
-        runs.append(make_run("base", base, seed=seed, number=0))
-        loss = base - 0.1 + draw.gauss(0, 0.002)
-        runs.append(make_run("wide", loss, seed=seed, parent="base", number=1))
-    return runs
+    return make_study({"base": (3.0, 3.25, 2.875), "wide": (2.899, 3.152, 2.7745)})
 
 
 @pytest.fixture

@@ -35,13 +35,9 @@ def hostile(value: Any, key: str = "") -> Any:
 
 
 @pytest.fixture
-def document(make_run) -> dict[str, Any]:
+def document(make_study) -> dict[str, Any]:
     """Return a document with words, labels, notes, sections and origins, all hostile."""
-    runs = [
-        make_run(slug, loss + seed / 100, seed=seed, parent=parent, number=number)
-        for seed in (1, 2, 3)
-        for number, (slug, loss, parent) in enumerate((("base", 3.0, ""), ("wide", 2.9, "base")))
-    ]
+    runs = make_study({"base": (3.01, 3.02, 3.03), "wide": (2.91, 2.92, 2.93)})
     document = document_of(read_study("demo", runs, label_by=["torch"]), left_out=["a: b"])
     section = TableSection("Speed", ("run", "step ms"), [("a", "1.0")], is_short=True)
     document |= {"sections": [vars(section)], "notes": ["demo/00-base s1: failed"]}

@@ -27,27 +27,26 @@ from tests.lib.report.documents import document_of
 from tests.lib.report.test_columns import t_tail
 
 BASE = (3.0, 3.25, 2.875, 3.125, 3.0625)
-NOISE = {"none": (0.004, -0.003, 0.005, -0.001, 0.002), "wide": (0.003, -0.002, 0.001, 0.0, -0.001)}
+NOISE = (0.004, -0.003, 0.005, -0.001, 0.002)
+STEPS = {
+    "base": BASE,
+    "wide": (2.903, 3.148, 2.776, 3.025, 2.9615),
+    "none": [base + noise for base, noise in zip(BASE, NOISE)],
+}
 
 
 @pytest.fixture
-def document(make_run) -> dict[str, Any]:
+def document(make_study) -> dict[str, Any]:
     """Return a study of a step that is 0.1 nats better, and one without an effect."""
-    runs = []
-    for i, base in enumerate(BASE):
-        runs.append(make_run("base", base, seed=i + 1, number=0))
-        for number, (slug, gain) in enumerate((("wide", 0.1), ("none", 0.0)), 1):
-            loss = base - gain + NOISE[slug][i]
-            runs.append(make_run(slug, loss, seed=i + 1, parent="base", number=number))
-    return document_of(read_study("demo", runs, plan=VerdictPlan(VerdictRule("shared"))))
+    plan = VerdictPlan(VerdictRule("shared"))
+    return document_of(read_study("demo", make_study(STEPS), plan=plan))
 
 
 def test_a_comparison_whose_own_interval_contains_0_shows_the_p_of_that_test(document) -> None:
     wide, none = document["verdicts"]
     low, high = none["interval_95"]
     assert low < 0 < high and none["p_adjusted"] == 1.0
-    noise = NOISE["none"]
-    t = statistics.fmean(noise) / statistics.stdev(noise) * math.sqrt(5)
+    t = statistics.fmean(NOISE) / statistics.stdev(NOISE) * math.sqrt(5)
     p = 2 * t_tail(t, 4)
     assert 0.05 < p < 0.9 and none["p_own"] == pytest.approx(p)
     assert p_cell(none) == f"own {p:.2g}" and p_cell(wide) == f"{wide['p_adjusted']:.2g}"
@@ -101,19 +100,16 @@ def test_a_seed_that_does_not_count_is_named_beside_the_words(document) -> None:
 
 
 @pytest.fixture
-def wide_table(make_run) -> JudgedStudy:
+def wide_table(make_study) -> JudgedStudy:
     """Return a table of three steps, of which one is better and one is unfinished."""
-    runs = []
-    for seed, loss in enumerate((3.0, 3.2, 3.1), 1):
-        runs.append(make_run("base", loss, seed=seed))
-        for number, (slug, gain) in enumerate((("wide", 0.1), ("golden-gate-cross", 0.0)), 1):
-            noise = 0.001 * seed
-            runs.append(
-                make_run(slug, loss - gain + noise, seed=seed, parent="base", number=number)
-            )
-    runs.append(make_run("later", parent="base", number=3))
-    stale = (runs[1], runs[4])
-    return read_study("demo", runs, is_stale=lambda record: record.planned in stale)
+    steps = {
+        "base": (3.0, 3.2, 3.1),
+        "wide": (2.901, 3.102, 3.003),
+        "golden-gate-cross": (3.001, 3.202, 3.103),
+        "later": [None],
+    }
+    runs = make_study(steps)
+    return read_study("demo", runs, is_stale=lambda record: record.planned in runs[3:5])
 
 
 @pytest.mark.parametrize("width", [80, 132])
