@@ -9,7 +9,6 @@ from lib.errors import ConfigError
 from lib.report.compare import (
     EXIT_CODES,
     compare_bitwise,
-    compare_document_losses,
     compare_runs,
     comparison_to_json,
     comparison_to_text,
@@ -17,13 +16,13 @@ from lib.report.compare import (
 )
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
-from tests.lib.fabricated import DOCUMENTS, IDENTITY, MANIFEST, changed, write_run
+from tests.lib.fabricated import IDENTITY, MANIFEST, changed, write_run
 
 EVAL = '{"kind":"eval","iteration":1,"tokens":8,"val_loss":3.3,"sparsity":0.0}\n'
 TRAIN = '{"kind":"train","iteration":3,"tokens":3,"loss":3.0,"lr":0.1,"grad_norm":1.0}\n'
 
 
-def compare(a, b):
+def bitwise(a, b):
     return compare_bitwise(RunRecord(a), RunRecord(b))
 
 
@@ -31,14 +30,6 @@ def text(found):
     """Return the line of the first difference, or of what is the same."""
     a = RunDir(Path("a"))
     return comparison_to_text(new_comparison(a, a, "", **found)).splitlines()[3].strip()
-
-
-@pytest.fixture
-def compared(tmp_path):
-    def compare_with(**other):
-        return compare(write_run(tmp_path / "a"), write_run(tmp_path / "b", **other))
-
-    return compare_with
 
 
 @pytest.mark.parametrize(
@@ -65,64 +56,58 @@ def compared(tmp_path):
     ],
     ids=["a loss", "a document", "a weight", "the summary", "the initial weights"],
 )
-def test_the_first_difference_is_reported(compared, other, expected):
-    found = compared(**other)
+def test_the_first_difference_is_reported(tmp_path, other, expected):
+    found = bitwise(write_run(tmp_path / "a"), write_run(tmp_path / "b", **other))
     assert text(found) == f"first      {expected}"
 
 
 def test_weights_that_are_equal_but_not_the_same_bits(tmp_path):
     a, b = write_run(tmp_path / "a", weight=0.0), write_run(tmp_path / "b", weight=-0.0)
-    found = compare(a, b)
-    assert "model.safetensors, tensors: wte.weight " in text(found)
+    assert "model.safetensors, tensors: wte.weight " in text(bitwise(a, b))
 
 
-def test_a_row_too_many_is_a_divergence(tmp_path):
+def test_a_row_too_many_is_a_divergence_and_a_file_too_few_damage(tmp_path):
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
     b.metrics.write_text(b.metrics.read_text() + TRAIN)
-    found = compare(a, b)
-    assert (found["first"]["place"], found["first"]["field"]) == ("iteration 3", "train row")
-
-
-def test_evaluations_at_another_interval_are_left_out_and_counted(tmp_path):
-    a = write_run(tmp_path / "a", symbols={"EVAL_INTERVAL": 500})
-    b = write_run(tmp_path / "b", symbols={"EVAL_INTERVAL": 1})
-    b.metrics.write_text(EVAL + b.metrics.read_text())
-    found = compare(a, b)
-    assert found["same"]["rows_left_out"] == 1
-    # The same row without another interval is one that should not be there.
-    c = write_run(tmp_path / "c", symbols={"EVAL_INTERVAL": 500})
-    c.metrics.write_text(b.metrics.read_text())
-    assert "first" in compare(a, c)
-
-
-def test_missing_files_are_the_users_error(tmp_path):
-    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    first = bitwise(a, b)["first"]
+    assert (first["place"], first["field"]) == ("iteration 3", "train row")
     b.weights.unlink()
     with pytest.raises(ConfigError) as caught:
-        compare(a, b)
+        bitwise(a, b)
     assert caught.value.codes == ["run.damaged"]
 
 
-def test_statistics_of_another_interval_or_text_are_left_out(tmp_path):
-    def write(name, interval, rows, value, iterations):
-        run = write_run(
-            tmp_path / name, symbols={"STATISTICS_INTERVAL": interval, "STATISTICS_ROWS": rows}
-        )
-        row = '{{"kind":"statistics","tokens":8,"iteration":{},"values":{{"a/b":[{}]}}}}\n'
-        lines = "".join(row.format(i, value) for i in iterations)
-        run.metrics.write_text(lines + run.metrics.read_text())
+@pytest.fixture
+def logged(tmp_path):
+    """Return a factory of runs with rows before their own, as their settings ask for."""
+
+    def write(name, rows, **symbols):
+        run = write_run(tmp_path / name, symbols=symbols)
+        run.metrics.write_text(rows + run.metrics.read_text())
         return run
 
-    a, often = write("a", 2, 1, 0.5, [2]), write("often", 1, 1, 0.5, [1, 2])
-    found = compare(a, often)
-    assert found["same"]["rows_left_out"] == 1
-    assert text(found).count(", ") == 3 and ", 1 rows " in text(found)
+    return write
+
+
+def test_evaluations_at_another_interval_are_left_out_and_counted(logged):
+    a, b = logged("a", "", EVAL_INTERVAL=500), logged("b", EVAL, EVAL_INTERVAL=1)
+    assert bitwise(a, b)["same"]["rows_left_out"] == 1
+    # The same row without another interval is one that should not be there.
+    assert "first" in bitwise(a, logged("c", EVAL, EVAL_INTERVAL=500))
+
+
+def test_statistics_of_another_interval_or_text_are_left_out(logged):
+    def run(name, interval, rows, value, *iterations):
+        row = '{{"kind":"statistics","tokens":8,"iteration":{},"values":{{"a/b":[{}]}}}}\n'
+        lines = "".join(row.format(i, value) for i in iterations)
+        return logged(name, lines, STATISTICS_INTERVAL=interval, STATISTICS_ROWS=rows)
+
+    a = run("a", 2, 1, 0.5, 2)
+    found = bitwise(a, run("often", 1, 1, 0.5, 1, 2))
+    assert found["same"]["rows_left_out"] == 1 and ", 1 rows " in text(found)
     # Of the same text they are the same, or the runs part there.
-    other = write("other", 1, 1, 0.75, [1, 2])
-    found = compare(a, other)
-    assert found["first"]["place"] == "iteration 2"
-    longer = write("longer", 2, 8, 0.75, [2])
-    assert "same" in compare(a, longer)
+    assert bitwise(a, run("other", 1, 1, 0.75, 1, 2))["first"]["place"] == "iteration 2"
+    assert "same" in bitwise(a, run("longer", 2, 8, 0.75, 2))
 
 
 # Runs that may differ in declared fields.
@@ -130,6 +115,10 @@ def test_statistics_of_another_interval_or_text_are_left_out(tmp_path):
 NAMES = {"machine.compile": "COMPILE", "seed": "SEED"}
 # Losses of each document after the change.
 OTHER = {"x": (30.4, 5, 10), "y": (29.2, 6, 10)}
+COMPILED = {"identity": changed(IDENTITY, machine__compile=True), "documents": OTHER}
+# Not exactly one knob: the torch version is another one.
+BOTH = {**COMPILED, "manifest": changed(MANIFEST, origin__torch="2.12.0")}
+COMPILE, TORCH = "COMPILE: False, True", "torch: 2.13.0, 2.12.0"
 
 
 @pytest.fixture
@@ -141,28 +130,30 @@ def judged(tmp_path):
     return find
 
 
-def test_the_same_run_twice_is_bitwise_and_one_that_parts_is_told(judged):
-    assert judged()["verdict"] == "BITWISE"
-    found = judged(losses=(3.5, 3.25))
-    assert (found["verdict"], EXIT_CODES[found["verdict"]]) == ("DIVERGED", 1)
-    assert "first      metrics.jsonl, iteration 2: loss 3.2 and 3.25" in comparison_to_text(found)
-
-
-def test_another_setting_is_refused_unless_it_is_the_axis(judged):
-    other = {"identity": changed(IDENTITY, machine__compile=True), "documents": OTHER}
-    found = judged(**other)
-    assert (found["verdict"], EXIT_CODES[found["verdict"]]) == ("NOT COMPARABLE", 4)
-    assert found["reasons"] == ["COMPILE: False, True"] and found["losses"] is None
-    found = judged(axis=["COMPILE"], **other)
-    assert (found["verdict"], EXIT_CODES[found["verdict"]]) == ("COMPARED", 0)
-    assert found["axis"] == ["COMPILE: False, True"] and found["labels"] == []
-    assert found["losses"]["a_minus_b"] == pytest.approx(0.8 / 20)
-    # Exactly one knob: the torch version is another one.
-    other["manifest"] = changed(MANIFEST, origin__torch="2.12.0")
-    assert judged(axis=["COMPILE"], **other)["reasons"] == ["torch: 2.13.0, 2.12.0"]
-    found = judged(axis=["COMPILE"], labels=["torch"], **other)
-    assert found["verdict"] == "COMPARED" and found["labels"] == ["torch: 2.13.0, 2.12.0"]
-    assert "  label      torch: 2.13.0, 2.12.0\n" in comparison_to_text(found)
+@pytest.mark.parametrize(
+    ("other", "axis", "labels", "verdict", "fields"),
+    [
+        ({}, [], [], "BITWISE", ([], [], [])),
+        ({"losses": (3.5, 3.25)}, [], [], "DIVERGED", ([], [], [])),
+        (COMPILED, [], [], "NOT COMPARABLE", ([COMPILE], [], [])),
+        (COMPILED, ["COMPILE"], [], "COMPARED", ([], [COMPILE], [])),
+        (BOTH, ["COMPILE"], [], "NOT COMPARABLE", ([TORCH], [], [])),
+        (BOTH, ["COMPILE"], ["torch"], "COMPARED", ([], [COMPILE], [TORCH])),
+    ],
+)
+def test_runs_may_differ_in_what_is_declared(judged, other, axis, labels, verdict, fields):
+    found = judged(axis, labels, **other)
+    assert found["verdict"] == verdict
+    assert EXIT_CODES[verdict] == {"DIVERGED": 1, "NOT COMPARABLE": 4}.get(verdict, 0)
+    assert (found["reasons"], found["axis"], found["labels"]) == fields
+    shown = comparison_to_text(found)
+    assert (f"  label      {TORCH}\n" in shown) is (labels == ["torch"])
+    first = "first      metrics.jsonl, iteration 2: loss 3.2 and 3.25"
+    assert (first in shown) is (verdict == "DIVERGED")
+    if verdict == "COMPARED":
+        assert found["losses"]["a_minus_b"] == pytest.approx(0.8 / 20)
+    else:
+        assert found["losses"] is None
 
 
 def test_a_field_that_nobody_has_is_an_error(judged):
@@ -175,37 +166,26 @@ def test_a_field_that_nobody_has_is_an_error(judged):
 def test_losses_on_other_documents_are_not_subtracted(judged):
     found = judged(labels=["documents"], documents={"z": (31.4, 5, 10)})
     assert found["verdict"] == "COMPARED" and found["losses"] is None
-    (line,) = (
-        line for line in comparison_to_text(found).splitlines() if line.startswith("  losses ")
-    )
-    assert "not comparable" in line
+    assert "  losses     not comparable" in comparison_to_text(found)
 
 
-def test_paired_losses_by_hand(tmp_path):
-    a = write_run(tmp_path / "a", documents={**DOCUMENTS, "z": (30.0, 5, 10)})
-    b = write_run(tmp_path / "b", documents={**OTHER, "z": (29.5, 5, 10)})
-    found = compare_document_losses(RunRecord(a).documents, RunRecord(b).documents)
-    # +0.1, -0.02 and +0.05 nats per token.
-    assert found["mean_a_minus_b"] == pytest.approx(0.13 / 3)
-    assert found["sd"] == pytest.approx(0.0602771, abs=1e-6)
-    assert (found["a_better"], found["equal"], found["documents"]) == (1, 0, 3)
-
-
-def test_one_training_each_has_a_difference_and_no_p(tmp_path):
-    documents = {name: (30.0 - i, 5, 10) for i, name in enumerate("abcdefgh")}
-    better = {name: (loss - 0.5, n, m) for name, (loss, n, m) in documents.items()}
-    a = write_run(tmp_path / "a", documents=documents)
-    b = write_run(tmp_path / "b", documents=better, identity=changed(IDENTITY, seed=2))
-    found = compare_runs(RunRecord(a), RunRecord(b), NAMES, ["SEED"])
-    text = comparison_to_text(found)
-    # A sign test over these documents would give p = 2 / 2^8 for two seeds of one configuration.
-    assert "documents  8: mean A - B +0.0500, sd 0.0000; A better on 0 (0%), equal on 0\n" in text
-    assert "loss       A - B = +0.0500 nats per token (A 2.6500, B 2.6000)\n" in text
-    assert "one training each: this does not show an effect" in text and "make verdicts" in text
-    assert "p=" not in text and "sign test" not in text
+def test_one_training_each_has_a_paired_difference_and_no_p(judged):
+    """A sign test over documents would give a small p for two seeds of one configuration."""
+    found = judged(["SEED"], identity=changed(IDENTITY, seed=2), documents=OTHER)
     document = json.loads(comparison_to_json(found))
-    assert document["schema_version"] == 4
-    assert document["losses"].keys() == {
-        *("loss_a", "loss_b", "a_minus_b", "documents", "mean_a_minus_b", "sd"),
-        *("a_better", "equal"),
+    # +0.1 and -0.02 nats per token.
+    assert document["schema_version"] == 4 and document["losses"] == {
+        "loss_a": pytest.approx(3.02),
+        "loss_b": pytest.approx(2.98),
+        "a_minus_b": pytest.approx(0.04),
+        "documents": 2,
+        "mean_a_minus_b": pytest.approx(0.04),
+        "sd": pytest.approx(0.12 / 2**0.5),
+        "a_better": 1,
+        "equal": 0,
     }
+    shown = comparison_to_text(found)
+    assert "documents  2: mean A - B +0.0400, sd 0.0849; A better on 1 (50%), equal on 0\n" in shown
+    assert "loss       A - B = +0.0400 nats per token (A 3.0200, B 2.9800)\n" in shown
+    assert "one training each: this does not show an effect" in shown and "make verdicts" in shown
+    assert "p=" not in shown and "sign test" not in shown
