@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from lib.report import statistics as engine
-from lib.report.contrasts import Contrast, scale_of
+from lib.report.contrasts import Contrast
 from lib.report.statistics import (
     VerdictRule,
     deviation_of,
@@ -72,13 +72,6 @@ def test_a_single_contrast_is_the_paired_t_test():
     assert verdict["p_own"] == pytest.approx(1.451281e-4, rel=1e-6)
     assert verdict["interval_95"] == pytest.approx((-0.0119632, -0.0080368), abs=5e-8)
     assert verdict["verdict"] is BETTER
-
-
-def test_pairs_are_runs_of_one_seed():
-    base, step = (3.0, 3.01, 3.02, 3.03), (2.98, 3.0, 2.97, 2.99)
-    (verdict,) = judged({"base": runs(base), "s1": runs(step)})
-    assert verdict["differences"] == pytest.approx((-0.02, -0.01, -0.05, -0.04))
-    assert verdict["sd"] == pytest.approx(0.0182574, rel=1e-5)
 
 
 def test_the_own_rule_steps_down():
@@ -184,34 +177,43 @@ def test_p_of_the_sign_flips_at_the_edge(differences, p):
 # Behaviour.
 
 
-def test_one_or_two_seeds_give_the_difference_and_no_word():
-    for n in (1, 2):
-        (verdict,) = judged(study((-0.5, -0.3)[:n]))
-        assert verdict["verdict"] is None and f"{n} seed" in verdict["reason"]
-        assert verdict["difference"] == pytest.approx(-0.5 if n == 1 else -0.4)
-        assert verdict["p"] is verdict["p_own"] is verdict["p_sign_flip"] is None
-        assert verdict["interval_95"] is verdict["p_adjusted"] is None
-        assert verdict["more_seeds"] == 3 - n
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_or_two_seeds_give_the_difference_and_no_word(n):
+    (verdict,) = judged(study((-0.5, -0.3)[:n]))
+    assert verdict["verdict"] is None and f"{n} seed" in verdict["reason"]
+    assert verdict["difference"] == pytest.approx(-0.5 if n == 1 else -0.4)
+    assert verdict["p"] is verdict["p_own"] is verdict["p_sign_flip"] is None
+    assert verdict["interval_95"] is verdict["p_adjusted"] is None
+    assert verdict["more_seeds"] == 3 - n
+
+
+def test_a_rule_may_require_more_seeds():
     (verdict,) = judged(study((-0.5, -0.4, -0.45)), VerdictRule(min_seeds=4))
     assert verdict["verdict"] is None and verdict["p"] is None
 
 
-def test_losses_that_cannot_be_separate_trainings_are_unfair():
-    good = study((-0.01, -0.012, -0.009))
-    twice = {**good, "s1": [*good["s1"], good["s1"][1]]}
-    stuck = {**good, "s1": [replace(run, loss=2.5) for run in good["s1"]]}
-    dead = {**good, "s1": good["base"]}
-    copied = {**good, "s1": [replace(run, loss=run.loss - 0.25) for run in good["base"]]}
-    reasons = {"listed twice": twice, "seed has no effect": stuck, "same model": dead}
-    for reason, outcomes in {**reasons, "the same difference": copied}.items():
-        (verdict,) = judged(outcomes)
-        assert verdict["verdict"] is UNFAIR and reason in verdict["reason"]
-        assert verdict["difference"] is verdict["p"] is None
-    (verdict,) = judged(study((0.0,)))
-    assert verdict["verdict"] is UNFAIR and "same model" in verdict["reason"]
-    # Equal means over different items do not show the same model.
-    items = [replace(run, items="other") for run in good["base"]]
-    (verdict,) = judged({"base": good["base"], "s1": items}, VerdictRule(band=0.001))
+GOOD = study((-0.01, -0.012, -0.009))
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        ([*GOOD["s1"], GOOD["s1"][1]], "listed twice"),
+        ([replace(run, loss=2.5) for run in GOOD["s1"]], "seed has no effect"),
+        (GOOD["base"], "same model"),
+        (GOOD["base"][:1], "same model"),
+        ([replace(run, loss=run.loss - 0.25) for run in GOOD["base"]], "the same difference"),
+    ],
+)
+def test_losses_that_cannot_be_separate_trainings_are_unfair(step, reason):
+    (verdict,) = judged({"base": GOOD["base"][: len(step)], "s1": step})
+    assert verdict["verdict"] is UNFAIR and reason in verdict["reason"]
+    assert verdict["difference"] is verdict["p"] is None
+
+
+def test_equal_means_over_different_items_are_not_the_same_model():
+    items = [replace(run, items="other") for run in GOOD["base"]]
+    (verdict,) = judged({"base": GOOD["base"], "s1": items}, VerdictRule(band=0.001))
     assert verdict["verdict"] is EQUIVALENT and "rounding" in verdict["remarks"][0]
 
 
@@ -339,23 +341,28 @@ def test_the_family_of_a_study():
     assert len(family_of(ratio)) == 35 and family_of({}) == []
 
 
-def test_remarks_say_what_a_word_rests_on():
-    outcomes = study(*[(-0.02, -0.021, -0.022, -0.02, -0.0215, -0.0205, -0.0212, -0.0201)])
-    exact = 2 / 2**8
-    (verdict,) = judged(outcomes)
-    assert verdict["p_sign_flip"] == exact and verdict["remarks"] == [
-        "confirmed without the normal model"
-    ]
-    (verdict,) = judged(outcomes, planned=20)
-    assert verdict["verdict"] is BETTER and verdict["remarks"] == []
-    (verdict,) = judged({arm: step[:4] for arm, step in outcomes.items()})
-    assert verdict["remarks"][0].startswith("rests on the normal model") and "0.125" in (
-        verdict["remarks"][0]
-    )
-    (verdict,) = judged(outcomes, VerdictRule(band=0.05))
-    assert (verdict["verdict"], verdict["remarks"]) == (EQUIVALENT, ["real, but under the band"])
-    (verdict,) = judged(outcomes, VerdictRule(band=0.0212))
-    assert verdict["verdict"] is BETTER and verdict["remarks"][0] == "under the band"
+EIGHT = (-0.02, -0.021, -0.022, -0.02, -0.0215, -0.0205, -0.0212, -0.0201)
+
+
+@pytest.mark.parametrize(
+    ("n", "band", "planned", "word", "remarks"),
+    [
+        (8, 0.0, 0, BETTER, ["confirmed without the normal model"]),
+        (8, 0.0, 20, BETTER, []),
+        (
+            *(4, 0.0, 0, BETTER),
+            [
+                "rests on the normal model: without it 4 seeds cannot give p below 0.125",
+            ],
+        ),
+        (8, 0.05, 0, EQUIVALENT, ["real, but under the band"]),
+        (8, 0.0212, 0, BETTER, ["under the band", "confirmed without the normal model"]),
+    ],
+)
+def test_remarks_say_what_a_word_rests_on(n, band, planned, word, remarks):
+    (verdict,) = judged(study(EIGHT[:n]), VerdictRule(band=band), planned)
+    assert (verdict["verdict"], verdict["remarks"]) == (word, remarks)
+    assert verdict["p_sign_flip"] == 2 / 2**n
 
 
 def test_a_noisy_step_and_an_outlying_run_are_remarked():
@@ -401,26 +408,3 @@ def test_the_other_rule_is_recorded_and_remarked():
     assert first["other_rule"]["variance"] == "own"
     assert first["other_rule"]["p_adjusted"] == pytest.approx(35 * first["p_own"])
     assert first["verdict"] is BETTER and "the rule own gives INCONCLUSIVE" in first["remarks"]
-
-
-def test_a_factorial_uses_one_variance():
-    signs = [(a, b) for a in (-1, 1) for b in (-1, 1)]
-    draw = random.Random(2)
-    arms = {f"r{a}{b}": (a, b) for a, b in signs}
-    outcomes = {
-        arm: runs([3 + s / 8 - 0.2 * a + draw.gauss(0, 0.005) for s in range(4)])
-        for arm, (a, b) in arms.items()
-    }
-    columns = {"A": lambda a, b: a, "B": lambda a, b: b, "AB": lambda a, b: a * b}
-    effects = [
-        Contrast(name, "", name, {arm: 2 * sign(*x) / 4 for arm, x in arms.items()})
-        for name, sign in columns.items()
-    ]
-    found = verdicts_at(effects, outcomes, VerdictRule("factorial"))
-    assert [v["verdict"] for v in found] == [BETTER, INCONCLUSIVE, INCONCLUSIVE]
-    assert found[0]["difference"] == pytest.approx(-0.4, abs=0.01)
-    assert scale_of(found[0]["weights"]) == 1
-    (figures_of_rule,) = {(v["sd_of_rule"], v["degrees_of_freedom"]) for v in found}
-    assert figures_of_rule[1] == 4.5
-    widths = {round(v["interval_95"][1] - v["interval_95"][0], 12) for v in found}
-    assert len(widths) == 1
