@@ -93,14 +93,6 @@ def test_a_plan_is_declared_before_its_runs_and_a_look_before_it_is_judged(tmp_p
     assert look["judged"] == ["gate vs base", "wide vs base"]
 
 
-def test_a_longer_list_of_seeds_is_an_unplanned_look(tmp_path):
-    """Without the file, it would be a second look at all of alpha."""
-    first, second = report(tmp_path, 3), report(tmp_path, 5)
-    assert [look.share for look in second["looks"]] == [0.9, 0.05]
-    assert (first["verdicts"][0]["verdict"], second["verdicts"][0]["look"]) == (BETTER, 1)
-    assert "unplanned look" in second["verdicts"][1]["remarks"]
-
-
 def test_processes_that_report_at_once_declare_one_look(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         studies = list(pool.map(lambda _: report(tmp_path), range(8)))
@@ -209,17 +201,21 @@ def test_a_comparison_of_another_configuration_is_another_one():
 # What is noticed.
 
 
-def test_a_rule_is_called_declared_first_only_if_it_was(tmp_path):
+@pytest.mark.parametrize(
+    ("declared_at", "fields", "is_first"),
+    [
+        (None, {}, False),
+        (900.0, {}, True),
+        (1500.0, {}, False),
+        (900.0, {"rule": VerdictRule(band=1.0)}, False),
+    ],
+)
+def test_a_rule_is_called_declared_first_only_if_it_was(tmp_path, declared_at, fields, is_first):
     runs = outcomes(started_at=1000.0, ended_at=2000.0)
-    undeclared = judge(FAMILY, runs, VerdictPlan())
-    assert not undeclared["is_declared_first"]
-    early, late, other = (tmp_path / name for name in ("early", "late", "other"))
-    for folder, at in ((early, 900.0), (late, 1500.0), (other, 900.0)):
-        declare(plan_of(folder, declared=FAMILY, seeds=(1, 2, 3)), at=at)
-    fields = {"declared": FAMILY, "runs": runs, "at": 3000.0}
-    assert report(early, **fields)["is_declared_first"]
-    assert not report(late, **fields)["is_declared_first"]
-    assert not report(other, rule=VerdictRule(band=1.0), **fields)["is_declared_first"]
+    if declared_at:
+        declare(plan_of(tmp_path, declared=FAMILY, seeds=(1, 2, 3)), at=declared_at)
+    study = report(tmp_path, declared=FAMILY, runs=runs, at=3000.0, **fields)
+    assert study["is_declared_first"] is is_first
 
 
 def test_a_file_that_was_deleted_is_seen_by_the_dates_of_the_runs(tmp_path):
@@ -248,17 +244,6 @@ def test_a_look_that_was_deleted_is_seen_by_the_dates_of_its_runs(tmp_path):
     # The study was extended before all of its runs had ended: no look was due.
     late = {arm: [replace(run, ended_at=3500.0) for run in each] for arm, each in longer.items()}
     assert not report(tmp_path, 5, runs=late)["notes"]
-
-
-def test_runs_that_were_trained_after_their_look_are_named(tmp_path):
-    report(tmp_path, at=2000.0, runs=outcomes(started_at=1000.0))
-    again = outcomes(started_at=3000.0)
-    again["wide"] = again["gate"] = [replace(run, loss=run.loss + 1e-3) for run in again["base"]]
-    again["wide"] = [replace(run, loss=run.loss + run.seed / 999) for run in again["wide"]]
-    wide = report(tmp_path, runs=again)["verdicts"][0]
-    assert (
-        wide["verdict"] is not BETTER and wide["remarks"][-1] == "its runs were trained again since"
-    )
 
 
 def test_results_under_another_rule_are_marked(tmp_path):
