@@ -37,8 +37,3 @@ def document_of(study: JudgedStudy | Mapping[str, Any], **context: Any) -> dict[
     for row in document["rows"]:
         row["flops_per_token"] = flops.get(row["slug"])
     return deepcopy(document)
-
-
-def verdict_of(study: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the verdict with a name, as in the document."""
-    return next(v for v in document_of(study)["verdicts"] if v["name"] == name)

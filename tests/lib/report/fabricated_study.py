@@ -4,7 +4,6 @@ import json
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +114,3 @@ def _metrics(iterations: int, final: float, source: random.Random, statistics: b
                 }
                 lines.append({"kind": "statistics", **at, "values": values})
     return "".join(json.dumps(line) + "\n" for line in lines)
-
-
-def renamed(run: Run[Named], **fields: Any) -> Run[Named]:
-    """Return the run with other fields of its variant."""
-    return replace(run, variant=replace(run.variant, **fields))

@@ -110,5 +110,7 @@ def test_text_keeps_its_meaning() -> None:
     assert [markdown_text(text) for text in ("# a", "- a", "1. a", "> a", "_a_")] == [
         *("\\# a", "\\- a", "1\\. a", "\\> a", "\\_a\\_"),
     ]
-    assert markdown_table(("#",), [("a|b",)]) == "| #    |\n| ---- |\n| a\\|b |\n"
+    assert markdown_table(("#", "x"), [("1", "a|b\nc")], left=(1,)) == (
+        "|  # | x      |\n| -: | ------ |\n|  1 | a\\|b c |\n"
+    )
     assert latex_text("a--b … é 語") == r"a-{}-b … é \texttt{U+8A9E}"

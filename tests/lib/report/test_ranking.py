@@ -1,10 +1,6 @@
 """The ranking of the points of a sweep."""
 
-from dataclasses import asdict
-
 from gpt2.study.document import ranking
-from lib.console import shown
-from lib.report.columns import to_markdown, to_terminal
 from lib.report.study import read_study
 from tests.lib.report.documents import document_of
 
@@ -38,14 +34,6 @@ def test_points_are_ranked_by_their_mean_loss_without_words(make_run):
     ]
     assert section.rows[0][2] == "2.5207 ± 0.0100 n=3"
     assert not any(word in str(section) for word in ("BETTER", "WORSE", "INCONCLUSIVE"))
-
-
-def test_a_terminal_and_the_file_show_it(make_run):
-    table = points(make_run, seeds=(1,))
-    document = document_of(table, sections=[asdict(ranking(document_of(table)["rows"]))])
-    lines = shown(to_terminal(document, 60), colour=False).splitlines()
-    assert lines[lines.index("Ranking") + 1].split()[:2] == ["rank", "LEARNING_RATE"]
-    assert max(map(len, lines)) <= 60 and "## Ranking" in to_markdown(document)
 
 
 def test_a_point_that_diverged_has_no_rank_and_one_point_no_ranking(make_run):

@@ -1,7 +1,6 @@
 """The words of verdicts, and a study on a terminal: what it must not hide, and what fits."""
 
 import io
-import json
 import math
 import re
 import statistics
@@ -13,12 +12,8 @@ from lib.console import shown
 from lib.report.columns import to_markdown, to_terminal, training_text, verdicts_to_terminal
 from lib.report.declarations import VerdictPlan
 from lib.report.render import (
-    csv_table,
     fitting_rows,
-    json_document,
-    markdown_table,
     shortened,
-    text_lines,
 )
 from lib.report.statistics import VerdictRule
 from lib.report.study import JudgedStudy, read_study
@@ -117,7 +112,7 @@ def test_every_line_fits_and_the_table_is_first(wide_table: JudgedStudy, width: 
     document = document_of(wide_table, left_out=["x" * 40 + " is impossible"])
     text = shown(to_terminal(document, width), colour=False)
     lines = text.splitlines()
-    assert max(map(len, lines)) <= width
+    assert max(map(len, lines)) <= width and lines == [line.rstrip() for line in lines]
     assert not re.search(r"[|#]|\x1b", text)
     end = 1 + len(document["rows"])
     assert lines[0].startswith("step ") and lines[end] == ""
@@ -186,39 +181,6 @@ def test_a_title_is_cut_to_the_room_that_more_important_columns_leave() -> None:
     assert fitting_rows(columns, ["a", "title", "b"], 28)[1] == ("a title of…", "12345678", "1")
     assert fitting_rows(columns, ["a", "title", "b"], 32)[1] == (*columns["title"], "12345678")
     assert fitting_rows(columns, ["a", "title", "b"], None)[1][0] == columns["title"][0]
-
-
-# Any table.
-
-
-ROWS = [("step", "loss"), ("baseline", "3.5"), ("ra", "10.25")]
-
-
-def test_columns_of_text_are_aligned_without_trailing_blanks() -> None:
-    assert text_lines(ROWS) == ["step      loss", "baseline  3.5", "ra        10.25"]
-    assert text_lines(ROWS, right=(1,)) == ["step       loss", "baseline    3.5", "ra        10.25"]
-    assert text_lines([("a", "b")], min_width=3) == ["a    b"]
-    assert text_lines([]) == []
-
-
-def test_a_markdown_table_is_aligned_and_escaped() -> None:
-    assert markdown_table(ROWS[0], ROWS[1:]) == (
-        "| step     |  loss |\n| -------- | ----: |\n| baseline |   3.5 |\n| ra       | 10.25 |\n"
-    )
-    # "-:" is the shortest rule.
-    assert markdown_table(("#", "x"), [("1", "a|b\nc")], left=(1,)) == (
-        "|  # | x      |\n| -: | ------ |\n|  1 | a\\|b c |\n"
-    )
-
-
-def test_a_missing_figure_is_an_empty_csv_field() -> None:
-    assert csv_table(["a", "b"], [[1.5, None]]) == "a,b\n1.5,\n"
-
-
-def test_a_json_document_has_sorted_keys_and_the_version_of_its_schema() -> None:
-    text = json_document(3, {"b": 1, "a": None})
-    assert json.loads(text) == {"a": None, "b": 1, "schema_version": 3}
-    assert text.index('"a"') < text.index('"b"') and text.endswith("}\n")
 
 
 def test_a_long_title_is_cut_between_words():
