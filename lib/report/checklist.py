@@ -110,7 +110,7 @@ def word_rows(document: Values, names: Collection[str], folder: Path) -> list[Ch
     """Return the rows about the runs in directories ``names`` of the study in ``folder``."""
     runs = [run for run in document["runs"] if run["folder"] in names]
     arms = {run["variant"] for run in runs}
-    verdicts = [v for v in document["verdicts"] if arms >= v["values"].keys()]
+    verdicts = [v for v in document["verdicts"] if arms >= v["weights"].keys()]
     words = Counter(verdict["verdict"] for verdict in verdicts)
     counts = ", ".join(f"{count} {word}" for word, count in words.items())
     unstable, diverged = (

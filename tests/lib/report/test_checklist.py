@@ -31,12 +31,12 @@ def rows(tmp_path: Path) -> Rows:
     """Return a function that returns the rows by name: verdict and reason."""
 
     def found(
-        runs: list[Run[Any]], *, written: bool = True, **changes: Any
+        runs: list[Run[Any]], *, written: bool = True, arms: str = "", **changes: Any
     ) -> dict[str, tuple[str, str]]:
         document = {**document_of(read_study("demo", runs)), **changes}
         if written:
             write_tables(document, tmp_path)
-        names = {run.path.name for run in runs}
+        names = {run.path.name for run in runs if not arms or run.variant.slug == arms}
         return {r.check: (r.verdict, r.what) for r in word_rows(document, names, tmp_path)}
 
     return found
@@ -52,84 +52,87 @@ def test_a_study_with_words_passes(runs: list[Run[Any]], rows: Rows) -> None:
     }
 
 
-def test_unstable_and_diverged_runs_are_named(
+def test_unstable_and_diverged_runs_are_named_if_they_are_published(
     runs: list[Run[Any]], rows: Rows, make_run: Any
 ) -> None:
-    for i in (0, 2):
-        make_run("base", 3.0, seed=i + 1, losses=SPIKED)
+    for seed in (1, 3):
+        make_run("base", 3.0, seed=seed, losses=SPIKED)
     make_run("wide", 19.95, seed=1, number=1)
     shown = rows(runs)
     unstable = "demo/00-base s1 is unstable; demo/00-base s3 is unstable"
     assert shown["stability"] == ("FAIL", unstable)
     assert shown["divergence"] == ("FAIL", "demo/01-wide s1 diverged")
+    base, wide = rows(runs, arms="base"), rows(runs, arms="wide")
+    assert (base["stability"][0], base["divergence"][0]) == ("FAIL", "PASS")
+    assert (wide["stability"][0], wide["divergence"][0]) == ("PASS", "FAIL")
+    assert base["verdicts"] == ("PASS", "no comparison")
 
 
+@pytest.mark.parametrize(
+    ("losses", "changes", "verdict", "what"),
+    [
+        ([2.91, 2.921], {}, "UNKNOWN", "no word, 2 of at least 3 seeds"),
+        ([2.91, 3.12, 2.93, 3.14], {}, "UNKNOWN", "INCONCLUSIVE"),
+        ([2.91, 2.921, 2.93], {"origin__torch": "2.12.0"}, "FAIL", "UNFAIR, torch"),
+    ],
+)
 def test_a_comparison_without_a_word_does_not_pass(
-    runs: list[Run[Any]], rows: Rows, make_run: Any
+    make_study: Any,
+    make_run: Any,
+    rows: Rows,
+    losses: list[float],
+    changes: dict[str, Any],
+    verdict: str,
+    what: str,
 ) -> None:
-    few = [run for run in runs if run.seed < 3]
-    assert rows(few)["verdicts"] == ("UNKNOWN", "wide vs base: no word, 2 of at least 3 seeds")
-    for seed in range(1, 5):
-        make_run("wide", 3.0 + seed / 100 + (-1) ** seed / 10, seed=seed, number=1)
-    verdict, what = rows(runs)["verdicts"]
-    assert verdict == "UNKNOWN" and what.startswith("wide vs base: INCONCLUSIVE")
-    make_run("wide", 2.9, seed=1, number=1, manifest={"origin__torch": "2.12.0"})
-    verdict, what = rows(runs)["verdicts"]
-    assert (verdict, what) == ("FAIL", "wide vs base: UNFAIR, torch")
+    runs = make_study({"base": [3.01, 3.02, 3.03, 3.04][: len(losses)], "wide": losses})
+    make_run("wide", losses[0], seed=1, parent="base", number=1, manifest=changes)
+    found, said = rows(runs)["verdicts"]
+    assert found == verdict and said.startswith(f"wide vs base: {what}")
 
 
-def test_a_failed_aa_step_says_what_to_do(runs: list[Run[Any]], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "failed", "verdict", "what"),
+    [
+        (["BETTER"], True, "FAIL", "base-aa vs base: BETTER"),
+        (["WORSE"], True, "FAIL", "base-aa vs base: WORSE"),
+        (["INCONCLUSIVE"], False, "PASS", "no effect where there is none"),
+        ([], True, "FAIL", "an A/A step failed at an earlier look"),
+        ([None], False, "UNKNOWN", "base-aa vs base: no word"),
+    ],
+)
+def test_an_aa_step_passes_without_an_effect(
+    runs: list[Run[Any]],
+    tmp_path: Path,
+    words: list[str | None],
+    failed: bool,
+    verdict: str,
+    what: str,
+) -> None:
     document = document_of(read_study("demo", runs))
     step = {**document["verdicts"][0], "name": "base-aa vs base"}
-    for word, failed in (("BETTER", True), ("WORSE", True), ("INCONCLUSIVE", False)):
-        changed = {**document, "aa_steps": [{**step, "verdict": word}], "aa_failed": failed}
-        names = {run.path.name for run in runs}
-        (row,) = (r for r in word_rows(changed, names, tmp_path) if r.check == "A/A step")
-        assert row.verdict == ("FAIL" if failed else "PASS")
-        assert (f"base-aa vs base: {word}" == row.what) == failed
-        assert ("make SEEDS=5-8" in row.next and "by chance" in row.next) == failed
-    changed = {**document, "aa_failed": True}
-    (row,) = (r for r in word_rows(changed, names, tmp_path) if r.check == "A/A step")
-    assert row.what == "an A/A step failed at an earlier look"
-    changed = {**document, "aa_steps": [{**step, "verdict": None}]}
-    (row,) = (r for r in word_rows(changed, names, tmp_path) if r.check == "A/A step")
-    assert (row.verdict, row.what) == ("UNKNOWN", "base-aa vs base: no word")
+    document |= {"aa_steps": [{**step, "verdict": word} for word in words], "aa_failed": failed}
+    checked = word_rows(document, {run.path.name for run in runs}, tmp_path)
+    (row,) = (row for row in checked if row.check == "A/A step")
+    assert (row.verdict, row.what) == (verdict, what)
+    # What to do.
+    assert ("make SEEDS=5-8" in row.next and "by chance" in row.next) is (verdict != "PASS")
 
 
-def test_only_the_runs_to_publish_are_judged(
-    runs: list[Run[Any]], tmp_path: Path, make_run: Any
-) -> None:
-    make_run("wide", 3.0, seed=1, number=1, losses=SPIKED)
-    document = document_of(read_study("demo", runs))
-    for arms, unstable, words in (({"base", "wide"}, "FAIL", 1), ({"base"}, "PASS", 0)):
-        names = {run.path.name for run in runs if run.variant.slug in arms}
-        rows = {row.check: row for row in word_rows(document, names, tmp_path)}
-        assert rows["stability"].verdict == unstable
-        assert (rows["verdicts"].what != "no comparison") == words
-
-
-def trained_again(run: RunDir) -> None:
-    """Change what a second training changes: the id of the run."""
-    record = json.loads(run.manifest.read_text(encoding="utf-8"))
-    seal(run, {**{k: v for k, v in record.items() if k != "artifacts"}, "run": {"run_id": "2"}})
-
-
-def test_a_document_about_other_runs_does_not_pass(
-    runs: list[Run[Any]], rows: Rows, tmp_path: Path, make_run: Any
-) -> None:
+def test_a_document_about_other_runs_does_not_pass(runs: list[Run[Any]], rows: Rows) -> None:
     verdict, what = rows(runs, written=False)["document"]
     assert verdict == "UNKNOWN" and "verdicts.json: " in what
     assert rows(runs)["document"][0] == "PASS"
-    trained_again(RunDir(runs[0].path))
-    assert rows(runs, written=False)["document"] == (
-        "FAIL",
-        "demo/00-base s1: another result in verdicts.json",
-    )
+    # A second training changes the id of the run.
+    run = RunDir(runs[0].path)
+    record = json.loads(run.manifest.read_text(encoding="utf-8"))
+    seal(run, {**{k: v for k, v in record.items() if k != "artifacts"}, "run": {"run_id": "2"}})
+    other = ("FAIL", "demo/00-base s1: another result in verdicts.json")
+    assert rows(runs, written=False)["document"] == other
     assert rows(runs)["document"][0] == "PASS"
     write_status(RunDir(runs[4].path), RunStatus(State.FAILED, 1, "a full disk"))
     verdict, what = rows(runs, written=False)["document"]
-    name = runs[4].path.name
-    assert verdict == "FAIL" and f"rests on {name}, which has no result" in what
+    assert verdict == "FAIL" and f"rests on {runs[4].path.name}, which has no result" in what
     assert "wide vs base: another result in verdicts.json" in what
 
 
