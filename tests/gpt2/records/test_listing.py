@@ -101,6 +101,14 @@ def test_a_row_has_the_facts_of_its_run(listed):
     assert broken["problem"] in to_text(listed).replace("\n  ", " ")
 
 
+def test_json_lists_the_same_runs(listed):
+    document = json.loads(to_json(listed))
+    assert [run["run"] for run in document["runs"]] == [run["run"] for run in listed["runs"]]
+    first = next(run for run in document["runs"] if run["step"] == "base")
+    assert first["settings"] == {"COMPILE": False, "DROPOUT": "0.1", "N_LAYER": 4}
+    assert document["replaced"] == 1 and document["differing"] == ["COMPILE", "DROPOUT", "N_LAYER"]
+
+
 def test_the_runs_of_a_cause_are_one_entry_and_json_has_all():
     (new,) = read_runs([Path("s/a-s1-aaaaaaaa")])
     equal = [{**new, "state": "damaged", "problem": "no hash"} for _ in range(200)]
@@ -110,10 +118,8 @@ def test_the_runs_of_a_cause_are_one_entry_and_json_has_all():
     assert shown.count("no hash") == full.count("no hash") == 1 and " 197 " in shown
     assert len(shown.splitlines()) < len(listed["runs"]) + 25
     assert "cause 9." not in shown and all(f"cause {n}." in full for n in range(30))
-    document = json.loads(to_json(listed))
-    assert [run["problem"] for run in document["runs"]] == [
-        run["problem"] for run in listed["runs"]
-    ]
+    problems = [run["problem"] for run in json.loads(to_json(listed))["runs"]]
+    assert problems == [run["problem"] for run in listed["runs"]]
 
 
 @pytest.mark.parametrize(
@@ -196,14 +202,6 @@ def test_the_list_fits_80_columns_and_v1_shows_every_setting(listed, monkeypatch
         assert to_text(listed, where).splitlines()[0].split()[4] == first
 
 
-def test_json_lists_the_same_runs(listed):
-    document = json.loads(to_json(listed))
-    assert [run["run"] for run in document["runs"]] == [run["run"] for run in listed["runs"]]
-    first = next(run for run in document["runs"] if run["step"] == "base")
-    assert first["settings"] == {"COMPILE": False, "DROPOUT": "0.1", "N_LAYER": 4}
-    assert document["replaced"] == 1 and document["differing"] == ["COMPILE", "DROPOUT", "N_LAYER"]
-
-
 def test_an_absent_folder_has_no_runs(tmp_path):
     listed = listed_runs(tmp_path / "none", "N_LAYER=6")
     assert listed["runs"] == [] and "".join(to_text(listed).split()).endswith(f"{tmp_path}/none")
@@ -223,6 +221,12 @@ def test_the_documented_lines_load_a_results_folder_into_a_table(results, monkey
 # Removal.
 
 
+@pytest.fixture
+def folder(results, tmp_path):
+    """Return a copy of the results, whose runs may be removed."""
+    return shutil.copytree(results, tmp_path / "results")
+
+
 @pytest.mark.parametrize(
     ("where", "names"),
     [
@@ -231,15 +235,13 @@ def test_the_documented_lines_load_a_results_folder_into_a_table(results, monkey
         ("step=base state=done", {"base-s1-aaaaaaaa", "base-s2-aaaaaaab"}),
     ],
 )
-def test_selected_runs_are_removed_and_no_others(results, tmp_path, where, names):
-    folder = shutil.copytree(results, tmp_path / "results")
+def test_selected_runs_are_removed_and_no_others(folder, where, names):
     before = {path.name for path in (folder / "ratio").iterdir()}
     assert remove_runs(select(list_runs(folder), where), folder) == []
     assert before - {path.name for path in (folder / "ratio").iterdir()} == names
 
 
-def test_a_locked_run_and_a_link_stay(results, tmp_path):
-    folder = shutil.copytree(results, tmp_path / "results")
+def test_a_locked_run_and_a_link_stay(folder, tmp_path):
     outside = write_run(tmp_path / "elsewhere" / "x-s1-eeeeeeee").path
     (folder / "ratio" / "x-s1-eeeeeeee").symlink_to(outside)
     held = folder / "ratio" / "ra-s1-cccccccc"
@@ -252,11 +254,10 @@ def test_a_locked_run_and_a_link_stay(results, tmp_path):
     assert held.is_dir() and outside.is_dir() and len(list_runs(folder)) == 2
 
 
-def test_an_interrupted_removal_leaves_no_run(results, tmp_path, monkeypatch):
+def test_an_interrupted_removal_leaves_no_run(folder, monkeypatch):
     def interrupt(path):
         raise KeyboardInterrupt
 
-    folder = shutil.copytree(results, tmp_path / "results")
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("shutil.rmtree", interrupt)
         remove_runs(select(list_runs(folder), "state=failed"), folder)

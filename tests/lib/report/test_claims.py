@@ -103,16 +103,19 @@ def test_a_claim_without_its_runs_does_not_hold(runs, check, make_run):
     assert claim["problems"] == ["base-s7-base7: new"]
 
 
-def test_a_claim_on_nothing_that_is_planned_is_an_error(runs, check):
-    for entry, head, code in (
+@pytest.mark.parametrize(
+    ("entry", "head", "code"),
+    [
         (contrast(contrast="wide vs bse"), "", "claims.unknown-contrast"),
         (figure("1", step="bse"), "", "claims.unknown-step"),
         (figure("1", "state"), "", "claims.unknown-field"),
         (figure("1"), 'study = "ratio"\n', "claims.other-study"),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            check(runs, entry, head=head)
-        assert caught.value.codes == [code] and "claims.toml" in caught.value.problems[0].where
+    ],
+)
+def test_a_claim_on_nothing_that_is_planned_is_an_error(runs, check, entry, head, code):
+    with pytest.raises(ConfigError) as caught:
+        check(runs, entry, head=head)
+    assert caught.value.codes == [code] and "claims.toml" in caught.value.problems[0].where
 
 
 def test_the_document_must_quote_the_number(runs, check, tmp_path):
