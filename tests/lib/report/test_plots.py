@@ -17,15 +17,20 @@ from tests.lib.report.documents import document_of
 from tests.lib.report.fabricated_study import steps, write_study
 
 
-def _figures(runs, **options):
-    table = read_study("demo", runs, **options)
+def figures_of(table):
     return study_figures(document_of(table), study_series(table))
 
 
 @pytest.fixture(scope="module")
-def figures(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("study")
-    return _figures(write_study(folder, steps(4), 3, iterations=12, documents=5))
+def judged(tmp_path_factory):
+    """Six steps with three seeds each."""
+    runs = write_study(tmp_path_factory.mktemp("study"), steps(6), 3, iterations=12, documents=5)
+    return read_study("demo", runs)
+
+
+@pytest.fixture(scope="module")
+def figures(judged):
+    return figures_of(judged)
 
 
 def test_every_question_has_its_figure(figures):
@@ -36,21 +41,19 @@ def test_every_question_has_its_figure(figures):
 def test_a_forest_has_a_line_with_words_per_comparison(figures):
     (forest,) = [figure for figure in figures if figure.name == "forest-baseline"]
     text = svg_element(forest)
-    assert all(f"{i} step-{i}" in text for i in (1, 2, 3))
+    assert all(f"{i} step-{i}" in text for i in range(1, 6))
     # An inconclusive comparison has a hollow circle and no word.
-    assert len(re.findall(r">[+−]0\.\d{4}( BETTER| WORSE)?<", text)) == 3
+    assert len(re.findall(r">[+−]0\.\d{4}( BETTER| WORSE)?<", text)) == 5
 
 
 @pytest.mark.parametrize(("large", "end"), [(1, 0.0108), (2, 0.216)])
-def test_the_axis_of_a_forest_leaves_out_few_differences_only(tmp_path, large, end):
-    runs = write_study(tmp_path, steps(6), 3, iterations=12, documents=5)
-    table = read_study("demo", runs)
-    document = document_of(table)
+def test_the_axis_of_a_forest_leaves_out_few_differences_only(judged, large, end):
+    document = document_of(judged)
     against = [v for v in document["verdicts"] if v["role"] == "baseline"]
     for index, verdict in enumerate(against):
         size = 0.2 if index < large else 0.01
         verdict |= {"difference": size, "differences": [size], "interval_95": (size, size)}
-    forest, *_ = study_figures(document, study_series(table))
+    forest, *_ = study_figures(document, study_series(judged))
     assert forest.x.high == pytest.approx(end) and forest.x.low == -forest.x.high
 
 
@@ -69,7 +72,8 @@ def test_an_element_has_text_and_the_colours_of_the_page(figures):
 
 @pytest.mark.parametrize(("count", "named"), [(1, False), (4, True), (7, False)])
 def test_few_loss_curves_are_named(tmp_path, count, named):
-    drawn = _figures(write_study(tmp_path, steps(count), 1, iterations=12, documents=3))
+    runs = write_study(tmp_path, steps(count), 1, iterations=12, documents=3)
+    drawn = figures_of(read_study("demo", runs))
     (losses,) = [figure for figure in drawn if figure.name == "losses"]
     text = svg_element(losses)
     assert [f"{i} step-{i}</text>" in text for i in range(1, count)] == [named] * (count - 1)
@@ -101,7 +105,7 @@ def test_the_curves_show_the_whole_training(tmp_path):
     lines = RunDir(run.path).metrics.read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     losses = [row["loss"] for row in rows if row["kind"] == "train"]
-    (whole,) = _figures([run])
+    (whole,) = figures_of(read_study("demo", [run]))
     assert whole.x.is_log and whole.y.is_log
     # The first and the largest loss are inside, on both sides of an axis without a gap.
     assert (whole.x.low, whole.x.high) == (1024, 61_440)
@@ -113,7 +117,7 @@ def test_the_curves_show_the_whole_training(tmp_path):
     spike["loss"] = 9.5
     RunDir(run.path).metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     seal(RunDir(run.path), MANIFEST)
-    (whole,) = _figures([run])
+    (whole,) = figures_of(read_study("demo", [run]))
     assert whole.y.high >= 9.5 and "Crosses" in whole.caption
 
 
