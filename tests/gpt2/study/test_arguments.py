@@ -34,20 +34,18 @@ def test_one_seed_or_several(seeds) -> None:
     assert seeds(SEED="", SEEDS="2,3") == [2, 3]
 
 
-@pytest.mark.parametrize("seed", ["-1", "1-3"])
-def test_an_invalid_seed_is_located_at_its_variable(seeds, seed: str) -> None:
-    (problem,) = error_of(seeds, SEED=seed).problems
-    assert (problem.code, problem.where) == ("usage.invalid-number", "SEED")
-    assert seed in problem.what and "SEEDS=" in problem.next
-
-
-def test_one_seed_and_several_conflict(seeds) -> None:
-    assert error_of(seeds, SEED="7", SEEDS="2,3").codes == ["usage.conflict"]
-
-
-def test_an_invalid_number_of_gpus_is_located_at_its_variable(seeds) -> None:
-    (problem,) = error_of(seeds, GPUS="0", SET="DROPOUT=0.1").problems
-    assert (problem.code, problem.where) == ("config.out-of-range", "GPUS")
+@pytest.mark.parametrize(
+    ("variables", "code", "where"),
+    [
+        ({"SEED": "1-3"}, "usage.invalid-number", "SEED"),
+        ({"SEED": "7", "SEEDS": "2,3"}, "usage.conflict", "SEED"),
+        ({"GPUS": "0", "SET": "DROPOUT=0.1"}, "config.out-of-range", "GPUS"),
+    ],
+)
+def test_an_invalid_value_is_located_at_its_variable(seeds, variables, code, where) -> None:
+    (problem,) = error_of(seeds, **variables).problems
+    assert (problem.code, problem.where) == (code, where)
+    assert where == "GPUS" or "SEEDS=" in problem.next
 
 
 @pytest.mark.parametrize("words", [["--stpes", "3"], ["--steps"], ["more"], ["--ste", "3"]])

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.records.listing import list_runs
 from gpt2.running.results import judged_study
 from gpt2.study.plan import Plan, config_layers, make_plan, table_plan
 from gpt2.study.view import look
@@ -26,10 +25,6 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("build") / "large"
     write_large_study(folder, 2, iterations=2, documents=1)
     return folder
-
-
-def test_the_runs_are_listed_as_done(build: Path) -> None:
-    assert {run["state"] for run in list_runs(build / "results")} == {"done"}
 
 
 def test_a_plan_reads_three_files_of_each_finished_run_once(

@@ -1,6 +1,7 @@
 """Tests of the files of a configuration: .config, its origins, config.py, defconfigs."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,18 +37,23 @@ HOSTILE = [
 ]
 
 
-def generated(tree: KconfigTree, folder: Path, **settings: SymbolValue) -> ConfigWorkspace:
-    """Return a build folder with .config and config.py."""
-    place = ConfigWorkspace(FIXTURE, folder)
-    layers = [ConfigLayer.of("step", "s", settings)]
-    write_constants(write(tree, layers, place.config), place)
-    return place
-
-
-def write(tree: KconfigTree, layers: list[ConfigLayer], config: Path) -> ResolvedConfig:
+def write(tree: KconfigTree, config: Path, *layers: ConfigLayer) -> ResolvedConfig:
     resolution = tree.resolve(layers)
     tree.write_config(resolution, config)
     return resolution
+
+
+@pytest.fixture
+def generated(tree: KconfigTree, tmp_path: Path) -> Callable[..., ConfigWorkspace]:
+    """Return a function that writes .config and config.py of settings."""
+
+    def generate(**settings: SymbolValue) -> ConfigWorkspace:
+        place = ConfigWorkspace(FIXTURE, tmp_path)
+        layer = ConfigLayer.of("step", "s", settings)
+        write_constants(write(tree, place.config, layer), place)
+        return place
+
+    return generate
 
 
 def refused_constants(place: ConfigWorkspace) -> Problem:
@@ -57,8 +63,10 @@ def refused_constants(place: ConfigWorkspace) -> Problem:
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-def test_a_value_survives_every_file_unchanged(tree: KconfigTree, tmp_path, value: str) -> None:
-    place = generated(tree, tmp_path, OUTPUT_DIR=value)
+def test_a_value_survives_every_file_unchanged(
+    tree: KconfigTree, generated, tmp_path, value: str
+) -> None:
+    place = generated(OUTPUT_DIR=value)
     resolution = resolve_config(tree, place.config)
     assert resolution.values["OUTPUT_DIR"] == value
     assert read_constants(place) == resolution.values
@@ -70,20 +78,17 @@ def test_a_value_survives_every_file_unchanged(tree: KconfigTree, tmp_path, valu
 
 def test_config_is_canonical_and_keeps_the_one_before(tree: KconfigTree, root, tmp_path) -> None:
     config = tmp_path / ".config"
-    write(tree, defconfig_layers(root, "base"), config)
+    write(tree, config, *defconfig_layers(root, "base"))
     first = config.read_text()
     assert "\n# CONFIG_PROJECTION_DENSE is not set\nCONFIG_PROJECTION_LATENT=y\n" in first
     assert not (tmp_path / ".config.old").exists()
     os.utime(config, (1, 1))
-    write(tree, [read_config(config)], config)
+    write(tree, config, read_config(config))
     assert config.stat().st_mtime == 1 and not (tmp_path / ".config.old").exists()
-    write(tree, defconfig_layers(root, "plain"), config)
+    write(tree, config, *defconfig_layers(root, "plain"))
     assert (tmp_path / ".config.old").read_text() == first
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        ".config",
-        ".config.old",
-        ".config.origins",
-    ]
+    names = [".config", ".config.old", ".config.origins"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 def origins(resolution: ResolvedConfig) -> dict[str, tuple[str, str]]:
@@ -93,7 +98,7 @@ def origins(resolution: ResolvedConfig) -> dict[str, tuple[str, str]]:
 
 def test_origins_survive_in_the_sidecar(tree: KconfigTree, root, tmp_path) -> None:
     config = tmp_path / ".config"
-    written = write(tree, defconfig_layers(root, "base+quick", "N_HEAD=8"), config)
+    written = write(tree, config, *defconfig_layers(root, "base+quick", "N_HEAD=8"))
     assert origins(resolve_config(KconfigTree(root), config)) == origins(written)
     assert origins(written)["N_LAYER"] == ("defconfigs/+quick:3", "fragment")
     assert origins(written)["LATENT_DIM"] == ("defconfigs/base:6", "defconfig")
@@ -108,7 +113,7 @@ def test_origins_survive_in_the_sidecar(tree: KconfigTree, root, tmp_path) -> No
 
 def test_a_line_edited_by_hand_is_told_apart(tree: KconfigTree, root, tmp_path) -> None:
     config = tmp_path / ".config"
-    write(tree, defconfig_layers(root, "base"), config)
+    write(tree, config, *defconfig_layers(root, "base"))
     lines = config.read_text().replace("CONFIG_N_HEAD=12", "CONFIG_N_HEAD=6").split("\n")
     config.write_text("\n".join(lines))
     line = lines.index("CONFIG_N_HEAD=6") + 1
@@ -123,7 +128,7 @@ def test_a_default_that_has_changed_since_is_no_default(root, tree: KconfigTree,
     kconfig = 'config A\n\tint "a"\n\trange 0 9\n\tdefault 1\n'
     (tmp_path / "Kconfig").write_text(kconfig)
     config = tmp_path / ".config"
-    write(KconfigTree(tmp_path), [], config)
+    write(KconfigTree(tmp_path), config)
     assert origins(resolve_config(KconfigTree(tmp_path), config)) == {}
     (tmp_path / "Kconfig").write_text(kconfig.replace("default 1", "default 2"))
     assert origins(resolve_config(KconfigTree(tmp_path), config)) == {
@@ -133,28 +138,24 @@ def test_a_default_that_has_changed_since_is_no_default(root, tree: KconfigTree,
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"origins": {"A": 1}}'])
 def test_a_damaged_sidecar_is_named(tree: KconfigTree, tmp_path, text: str) -> None:
-    write(tree, [], tmp_path / ".config")
+    write(tree, tmp_path / ".config")
     (tmp_path / ".config.origins").write_text(text)
     (problem,) = error_of(resolve_config, tree, tmp_path / ".config").problems
     path = str(tmp_path / ".config.origins")
     assert (problem.code, problem.where, problem.next) == ("config.damaged", path, f"rm {path}")
 
 
-def test_missing_config_error_names_the_commands(tree: KconfigTree, tmp_path) -> None:
-    (problem,) = error_of(resolve_config, tree, tmp_path / ".config").problems
-    assert (problem.code, problem.where) == ("config.missing", str(tmp_path / ".config"))
-    assert "make defconfig-NAME" in problem.next and "make menuconfig" in problem.next
-
-
-def test_missing_constants(tree: KconfigTree, tmp_path) -> None:
-    place = generated(tree, tmp_path)
+def test_missing_files_name_the_commands(tree: KconfigTree, generated) -> None:
+    place = generated()
     place.config_py.unlink()
     problem = refused_constants(place)
     assert (problem.code, problem.where) == ("config.missing", str(place.config_py))
-    assert problem.next == f"type: make O={tmp_path} {place.config_py}"
+    assert problem.next == f"type: make O={place.build} {place.config_py}"
     place.config.unlink()
-    problem = refused_constants(place)
-    assert (problem.code, problem.where) == ("config.missing", str(place.config))
+    (resolved,) = error_of(resolve_config, tree, place.config).problems
+    for problem in (refused_constants(place), resolved):
+        assert (problem.code, problem.where) == ("config.missing", str(place.config))
+        assert "make defconfig-NAME" in problem.next and "make menuconfig" in problem.next
 
 
 @pytest.mark.parametrize(
@@ -168,8 +169,8 @@ def test_missing_constants(tree: KconfigTree, tmp_path) -> None:
         ("# SHA-256 ", "# SHA "),
     ],
 )
-def test_edited_constants(tree: KconfigTree, tmp_path, old: str, new: str) -> None:
-    place = generated(tree, tmp_path)
+def test_edited_constants(generated, old: str, new: str) -> None:
+    place = generated()
     text = place.config_py.read_text()
     assert text.count(old) == 1
     place.config_py.write_text(text.replace(old, new))
@@ -178,8 +179,8 @@ def test_edited_constants(tree: KconfigTree, tmp_path, old: str, new: str) -> No
     assert str(place.config) in problem.what and f"rm {place.config_py}; make" in problem.next
 
 
-def test_stale_constants(tree: KconfigTree, tmp_path) -> None:
-    place = generated(tree, tmp_path)
+def test_stale_constants(generated) -> None:
+    place = generated()
     text = place.config.read_text()
     place.config.write_text(text.replace("CONFIG_N_LAYER=12", "CONFIG_N_LAYER=6"))
     problem = refused_constants(place)
@@ -220,35 +221,22 @@ def test_an_unknown_defconfig_names_the_nearest(
     assert name in problem.what and problem.what.endswith(hint)
 
 
-def test_each_value_that_is_no_default_has_its_source(
-    tree: KconfigTree, root: Path, tmp_path
-) -> None:
+def test_each_value_that_is_no_default_has_its_source(tree: KconfigTree, root, tmp_path) -> None:
     config = tmp_path / ".config"
-    write(tree, defconfig_layers(root, "base+quick", "N_HEAD=7"), config)
+    write(tree, config, *defconfig_layers(root, "base+quick", "N_HEAD=7"))
+    config.write_text(
+        config.read_text().replace("CONFIG_LATENT_DIM=64\n", "CONFIG_LATENT_DIM=32\n")
+    )
     values = dict(tree.resolve([read_config(config)]).values)
-    found = explicit_settings(config, values, "demo/run s7")
-    assert found["N_HEAD"] == {"value": 7, "label": "command line", "where": "SET"}
-    latent = {"value": "latent", "label": "defconfig", "where": "defconfigs/base:5"}
-    assert found["PROJECTION"] == latent
-    labels = {setting["label"] for setting in found.values()}
-    assert labels == {"defconfig", "fragment", "command line"}
-    places = {s["where"].split(":")[0] for s in found.values() if s["label"] == "fragment"}
-    assert places == {"defconfigs/+quick"}
-    assert len(found) < len(values)
-
-
-def test_edits_and_planned_values_have_their_labels(
-    tree: KconfigTree, root: Path, tmp_path
-) -> None:
-    config = tmp_path / ".config"
-    write(tree, defconfig_layers(root, "base"), config)
-    text = config.read_text()
-    assert "CONFIG_N_HEAD=12\n" in text
-    config.write_text(text.replace("CONFIG_N_HEAD=12\n", "CONFIG_N_HEAD=3\n"))
-    values = dict(tree.resolve([read_config(config)]).values)
-    edited = {"value": 3, "label": "edited", "where": ".config"}
-    assert explicit_settings(config, values, "x")["N_HEAD"] == edited
-    planned = {"value": 4, "label": "plan", "where": "x"}
-    assert explicit_settings(config, values | {"N_HEAD": 4}, "x")["N_HEAD"] == planned
-    planned = {"value": "dense", "label": "plan", "where": "x"}
-    assert explicit_settings(config, values | {"PROJECTION": "dense"}, "x")["PROJECTION"] == planned
+    planned = {"N_LAYER": 5, "OUTPUT_DIR": "x"}
+    found = explicit_settings(config, values | planned, "demo/run s7")
+    sources = {name: (s["value"], s["label"], s["where"]) for name, s in found.items()}
+    assert sources["N_HEAD"] == (7, "command line", "SET")
+    assert sources["PROJECTION"] == ("latent", "defconfig", "defconfigs/base:5")
+    assert sources["LATENT_DIM"] == (32, "edited", ".config")
+    assert sources["N_LAYER"] == (5, "plan", "demo/run s7")
+    assert sources["OUTPUT_DIR"] == ("x", "plan", "demo/run s7")
+    fragment = {where.split(":")[0] for _, label, where in sources.values() if label == "fragment"}
+    assert fragment == {"defconfigs/+quick"} and len(found) < len(values)
+    dense = explicit_settings(config, values | {"PROJECTION": "dense"}, "x")["PROJECTION"]
+    assert dense == {"value": "dense", "label": "plan", "where": "x"}
