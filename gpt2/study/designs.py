@@ -95,7 +95,7 @@ def combinations(
         axes = parse_axes(tree, sweep or base.study.axes, where)
         count = math.prod(map(len, axes))
     else:
-        features = parse_features(tree, layers, base.study.features, where)
+        features = parse_features(tree, base.study.features, where)
         count = 2 ** len(features) if design == "factorial" else 0
     if count > _CONFIRM_ABOVE:
         confirm(f"plan {count:,} combinations?", yes)
@@ -219,29 +219,15 @@ def _grid_cell(levels: Sequence[Level]) -> Cell:
     return Cell("-".join(level.slug for level in levels), levels)
 
 
-def parse_features(
-    tree: KconfigTree, base: Sequence[ConfigLayer], text: str, where: str
-) -> list[Level]:
+def parse_features(tree: KconfigTree, text: str, where: str) -> list[Level]:
     """Parse the features in ``text``, each as its level "on"; ``where`` is shown in errors.
 
-    Raises ConfigError for an unknown symbol, a duplicate feature, or a feature that the base
-    already enables (leaving it out would change nothing).
+    Raises ConfigError for an unknown symbol or a duplicate feature.
     """
     factors, problems = _factors(tree, text, where, _feature)
-    features = [level for levels in factors for level in levels]
-    values = tree.resolve(base).values
-    for feature in features:
-        try:
-            changed = tree.resolve([*base, _cell_layer(where, feature.delta)]).values != values
-        # It needs another feature, or fails in every cell.
-        except ConfigError:
-            continue
-        if not changed:
-            what = f"{feature.factor}: already on in the base configuration"
-            problems.append(Problem(what, where, code="design.no-effect"))
     if problems:
         raise ConfigError(*problems)
-    return features
+    return [level for levels in factors for level in levels]
 
 
 def _feature(tree: KconfigTree, word: str) -> Sequence[Level]:
@@ -291,7 +277,8 @@ def design_cells(design: str, features: Sequence[Level]) -> list[Cell]:
 def resolve_design(cells: Sequence[Cell], resolve: Resolve) -> Combinations:
     """Resolve every cell; if a cell's parent fails, compare with the nearest valid ancestor.
 
-    Raises ConfigError if two cells have one name, or the baseline fails.
+    Raises ConfigError if two cells have one name, the baseline fails, or a cell changes nothing: its
+    feature is already on in the base configuration.
     """
     names = Counter(cell.slug for cell in cells)
     if repeated := [name for name, count in names.items() if count > 1]:
@@ -299,6 +286,7 @@ def resolve_design(cells: Sequence[Cell], resolve: Resolve) -> Combinations:
         raise ConfigError(Problem(what, repeated[0], code="run.duplicate-name"))
     block: list[Resolved] = []
     left_out: list[Problem] = []
+    configs: dict[str, Any] = {}
     # Of a cell or, if it fails, of its ancestor: the cell that its children are compared with.
     compared: dict[str, str] = {}
     for number, cell in enumerate(cells):
@@ -314,6 +302,10 @@ def resolve_design(cells: Sequence[Cell], resolve: Resolve) -> Combinations:
             left_out.append(_skipped(cell.slug, error))
             compared[cell.slug] = parent
             continue
+        if parent and config == configs[parent]:
+            what = f"the same configuration as {parent} (expected a feature that is off there)"
+            raise ConfigError(Problem(what, cell.slug, code="design.no-effect"))
+        configs[cell.slug] = config
         compared[cell.slug] = cell.slug
         on = [level.factor for level in cell.levels if level.text == ON]
         block.append((cell.variant(number, " + ".join(on) or "no feature", parent), config))

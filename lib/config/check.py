@@ -4,7 +4,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import kconfiglib
 from kconfiglib import AND, BOOL, INT, NOT, STRING, Choice, Kconfig, Symbol
@@ -94,11 +94,8 @@ def selecting_symbols(symbol: Symbol) -> list[str]:
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 
 
-class FailureReason(NamedTuple):
-    """Reason that an assignment fails, with its error code."""
-
-    what: str
-    code: str
+# Why an assignment fails, and the error code.
+FailureReason = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -142,7 +139,7 @@ def validate_syntax(
             failure = _unknown(kconf, assignment)
         elif not is_settable(symbol) and not layer.is_full:
             what = f"is derived (no prompt, {definition_location(symbol)}) and cannot be set"
-            failure = FailureReason(what, "config.not-settable")
+            failure = what, "config.not-settable"
         else:
             failure = (
                 _wrong_type(symbol, assignment)
@@ -173,32 +170,33 @@ def failure_reason(symbol: Symbol, assignment: Assignment) -> FailureReason:
     """Return why an applied assignment has no effect."""
     if not is_settable(symbol):
         what = f"is derived (no prompt, {definition_location(symbol)}), current value {symbol.str_value}"
-        return FailureReason(what, "config.not-settable")
+        return what, "config.not-settable"
     if not symbol.visibility:
-        return FailureReason(unmet_requirements_text(symbol), "config.unmet-dependency")
+        return unmet_requirements_text(symbol), "config.unmet-dependency"
     if symbol.choice:
         what = f"selected member of the choice {symbol.choice.name}; set another member to y"
-        return FailureReason(what, "config.conflict")
+        return what, "config.conflict"
     if symbol.orig_type is INT and range_text(symbol):
         what = f"out of range (expected {range_text(symbol)}, got {assignment.value})"
-        return FailureReason(what, "config.out-of-range")
+        return what, "config.out-of-range"
     forced = selecting_symbols(symbol)
     if forced:
-        return FailureReason(f"must be y, selected by {' and '.join(forced)}", "config.conflict")
-    return FailureReason(f"has no effect, the value is {symbol.str_value!r}", "config.no-effect")
+        return f"must be y, selected by {' and '.join(forced)}", "config.conflict"
+    return f"has no effect, the value is {symbol.str_value!r}", "config.no-effect"
 
 
 def _finding(
     layer: ConfigLayer, assignment: Assignment, failure: FailureReason, stale: bool
 ) -> AssignmentFailure:
-    what = f"{assignment.name}={assignment.value}: {failure.what}"
+    what, code = failure
     stale = stale and layer.is_full
     advice = f"type: make why SYM={assignment.name}"
     if stale:
         advice = "type: make olddefconfig, which drops lines that no longer apply"
-    elif failure.code in ("config.unknown-symbol", "config.gone"):
+    elif code in ("config.unknown-symbol", "config.gone"):
         advice = FIND_SYMBOL
-    problem = Problem(what, assignment.where, advice, code=failure.code)
+    what = f"{assignment.name}={assignment.value}: {what}"
+    problem = Problem(what, assignment.where, advice, code=code)
     return AssignmentFailure(assignment, problem, stale)
 
 
@@ -206,11 +204,9 @@ def _unknown(kconf: Kconfig, assignment: Assignment) -> FailureReason:
     name = assignment.name
     if name in kconf.named_choices:
         members = ", ".join(member.name for member in kconf.named_choices[name].syms)
-        what = f"is a choice; set one of its members to y: {members}"
-        return FailureReason(what, "config.not-settable")
+        return f"is a choice; set one of its members to y: {members}", "config.not-settable"
     if is_without_effect(name, assignment.value):
-        what = f"{gone('symbol', name)}; without effect on a run at this value"
-        return FailureReason(what, GONE_OFF)
+        return f"{gone('symbol', name)}; without effect on a run at this value", GONE_OFF
     return unknown_symbol(
         name, [s.name for s in kconf.unique_defined_syms] + list(kconf.named_choices)
     )
@@ -223,8 +219,8 @@ GONE_OFF = "config.gone-off"
 def unknown_symbol(name: str, known: Iterable[str]) -> FailureReason:
     """Return what replaces a symbol that is gone, or the nearest of the ``known`` names."""
     if answer := gone("symbol", name):
-        return FailureReason(answer, "config.gone")
-    return FailureReason(f"no such symbol{nearest(name, known)}", "config.unknown-symbol")
+        return answer, "config.gone"
+    return f"no such symbol{nearest(name, known)}", "config.unknown-symbol"
 
 
 def _wrong_type(symbol: Symbol, assignment: Assignment) -> FailureReason | None:
@@ -232,14 +228,13 @@ def _wrong_type(symbol: Symbol, assignment: Assignment) -> FailureReason | None:
     if symbol.orig_type is STRING:
         if quoted is False:
             what = f'a string requires quotes: CONFIG_{symbol.name}="{value}"'
-            return FailureReason(what, "config.wrong-type")
+            return what, "config.wrong-type"
         return _unprintable(value)
     form = "y or n" if symbol.orig_type is BOOL else "an integer"
     fits = value in ("y", "n") if symbol.orig_type is BOOL else _INTEGER.fullmatch(value)
     if not fits or quoted:
         form += ", without quotes" * bool(quoted)
-        what = f"wrong type (expected {form}, got {value!r})"
-        return FailureReason(what, "config.wrong-type")
+        return f"wrong type (expected {form}, got {value!r})", "config.wrong-type"
     return None
 
 
@@ -248,7 +243,7 @@ def _unprintable(value: str) -> FailureReason | None:
     for character in value:
         if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") and character != "\t":
             what = f"line break, control character or non-UTF-8 byte {character!r} in a string"
-            return FailureReason(what, "config.invalid-character")
+            return what, "config.invalid-character"
     return None
 
 
@@ -257,7 +252,7 @@ def _duplicate(first: dict[str, Assignment], assignment: Assignment) -> FailureR
     if earlier.value == assignment.value:
         return None
     what = f"duplicate with another value: {earlier.value} at {earlier.where}"
-    return FailureReason(what, "config.duplicate")
+    return what, "config.duplicate"
 
 
 def _second_member(
@@ -269,4 +264,4 @@ def _second_member(
     if earlier.name == assignment.name:
         return None
     what = f"second member of the choice {symbol.choice.name}: {earlier.name}=y at {earlier.where}"
-    return FailureReason(what, "config.conflict")
+    return what, "config.conflict"

@@ -283,9 +283,6 @@ def explicit_settings(
 
 def _line(lines: Mapping[str, str], name: str, value: SymbolValue) -> str | None:
     """Return the file's value of a symbol, or ``value`` if the file selects this choice member."""
-    return to_kconfig_text(value) if lines.get(_member(name, value)) == "y" else lines.get(name)
-
-
-def _member(name: str, value: SymbolValue) -> str:
-    """Return the symbol that selects ``value`` if ``name`` is a choice."""
-    return f"{name}_{value}".upper()
+    return (
+        to_kconfig_text(value) if lines.get(f"{name}_{value}".upper()) == "y" else lines.get(name)
+    )

@@ -97,16 +97,14 @@ def to_kconfig_text(value: SymbolValue) -> str:
 
 def with_locations(error: ConfigError, resolution: ResolvedConfig) -> ConfigError:
     """Return the error with each ``NAME: …`` problem located at the line that set NAME."""
-    return ConfigError(*(_located(p, resolution.origins) for p in error.problems))
-
-
-def _located(problem: Problem, origins: Mapping[str, ValueOrigin | None]) -> Problem:
-    # The symbol that breaks the rule, or else the first symbol of the rule that was set.
-    names = [problem.what.partition(":")[0], *_SYMBOL.findall(problem.what)]
-    origin = next(filter(None, map(origins.get, names)), None)
-    if problem.where or origin is None:
-        return problem
-    return replace(problem, where=origin.where)
+    problems = []
+    for problem in error.problems:
+        # The symbol that breaks the rule, or else the first symbol of the rule that was set.
+        names = [problem.what.partition(":")[0], *_SYMBOL.findall(problem.what)]
+        origin = next(filter(None, map(resolution.origins.get, names)), None)
+        where = problem.where or (origin.where if origin else "")
+        problems.append(replace(problem, where=where))
+    return ConfigError(*problems)
 
 
 # Strict parser of ``CONFIG_NAME=value`` files and ``SET="A=1 B=y"``.

@@ -418,9 +418,8 @@ class KconfigTree:
                 if symbol.visibility:
                     deciding[key] = origin
                 continue
-            failure = failure_reason(symbol, origin)
-            what = f"{origin.name}={origin.value}: {failure.what}"
-            problem = Problem(what, origin.where, code=failure.code)
+            what, code = failure_reason(symbol, origin)
+            problem = Problem(f"{origin.name}={origin.value}: {what}", origin.where, code=code)
             (broken if symbol.visibility else hidden).append(problem)
         return broken, hidden, deciding
 

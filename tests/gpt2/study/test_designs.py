@@ -42,7 +42,7 @@ def combined(small_tree):
             ).values
 
         if design:
-            features = parse_features(small_tree, layers, text, "WHERE")
+            features = parse_features(small_tree, text, "WHERE")
             return resolve_design(design_cells(design, features), resolve)
         return resolve_grid(small_tree, grid(parse_axes(small_tree, text, "WHERE")), resolve)
 
@@ -81,8 +81,6 @@ def test_an_axis_may_be_a_choice_or_any_symbol(small_tree):
         ("PRUNING", "factorial", ["config.not-settable"], "PRUNING_NONE, PRUNING_MOVEMENT"),
         ("GATE=", "factorial", ["design.malformed-feature"], "'GATE='"),
         ("GATE+SEED=3", "factorial", ["design.seed-axis"], "SEED: "),
-        ("N_LAYER=2", "factorial", ["design.no-effect"], "N_LAYER: "),
-        ("PRUNING_NONE", "factorial", ["design.no-effect"], "PRUNING_NONE: "),
     ],
 )
 def test_an_invalid_axis_or_feature_is_an_error_with_its_location(
@@ -193,6 +191,13 @@ def test_two_combinations_of_one_name_are_refused():
     features = [Level(name, "on", slug(name), {}) for name in names]
     error = error_of(resolve_design, design_cells("factorial", features), lambda cell: cell)
     assert error.codes == ["run.duplicate-name"] and "gate-wide-cross" in str(error)
+
+
+@pytest.mark.parametrize("feature", ["N_LAYER=2", "PRUNING_NONE"])
+@pytest.mark.parametrize("design", DEFINED)
+def test_a_feature_that_the_base_has_is_an_error(combined, design, feature):
+    (problem,) = error_of(combined, f"GATE {feature}", design).problems
+    assert problem.code == "design.no-effect" and slug(feature.split("=")[0]) in problem.where
 
 
 def test_what_is_left_out_is_skipped_as_a_parent(combined):
