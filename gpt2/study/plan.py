@@ -400,15 +400,10 @@ def table_plan(plan: Plan) -> Plan:
 
     A table of the selected steps or seeds only would replace the table of the whole study.
     """
-
-    def every(seeds: set[int]) -> Plan:
-        return with_runs(plan, "all" if plan.ablation else "", ",".join(map(str, sorted(seeds))))
-
-    seeds = {*_configured_seeds(plan), *plan.seeds}
-    whole = every(seeds)
     # The looks of SEEDS=auto determine its seeds.
-    if plan.auto is None and (more := _started_seeds(whole) - seeds):
-        whole = every(seeds | more)
+    started = set[int]() if plan.auto else _started_seeds(plan)
+    seeds = ",".join(map(str, sorted({*_configured_seeds(plan), *plan.seeds} | started)))
+    whole = with_runs(plan, "all" if plan.ablation else "", seeds)
     planned = {run.path for run in plan.runs}
     runs = [run for run in whole.runs if run.path in planned or run.path.exists()]
     return replace(plan, runs=runs, looks=planned_looks(plan))
@@ -416,7 +411,7 @@ def table_plan(plan: Plan) -> Plan:
 
 def _started_seeds(plan: Plan) -> set[int]:
     """Return the seeds of the run directories in the plan's folder that have a configuration of it."""
-    configs = {run.variant.slug: run.config for run in plan.runs}
+    configs = {variant.slug: config for variant, config in plan.every}
     seeds: set[int] = set()
     for name in os.listdir(plan.folder) if plan.folder.is_dir() else ():
         slug, _, key = name.rpartition("-s")
