@@ -1,17 +1,13 @@
 """Decoding with a KV cache: equal to the full forward pass, with the declared cache size."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 
 from gpt2.model import GPT
-from gpt2.study.resolve import resolve_study
-from gpt2.study.study_file import RATIO
-from lib.config.field import SymbolValue
-from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree
-from tests.gpt2.builders import EVERYTHING, make_model_config
+from tests.gpt2.builders import make_model_config
 from tests.gpt2.test_model import EVERY, drawn, tokens
 
 GATE, CROSS, COUPLING, RACT = "mlp_attn_gate", "mlp_cross_token", "mlp_latent", "ra_cross_token"
@@ -80,59 +76,29 @@ def deviation(config, calls):
         return float((decoded(model, idx_BT, calls)[0] - model(idx_BT)).abs().max())
 
 
-def models(projection, pattern, term, mlps):
-    """Yield models such that every gate and every one of ``mlps`` occurs."""
-    rounds = max(len(GATES), len(mlps))
-    for i in range(rounds):
+def models():
+    """Yield a model for every projection, pattern and term, and with every gate and mechanism."""
+    for i, (p, pattern, term) in enumerate(itertools.product(PROJECTIONS, PATTERNS, TERMS)):
+        mlps = MLPS | (COUPLED if p.startswith("latent") else {})
         gate, mlp = list(GATES)[i % len(GATES)], list(mlps)[i % len(mlps)]
-        chosen = PROJECTIONS[projection], PATTERNS[pattern], TERMS[term], GATES[gate], mlps[mlp]
-        (p, _), (seen, _), (terms, _), (gates, _), (mechanisms, _) = chosen
+        chosen = PROJECTIONS[p], PATTERNS[pattern], TERMS[term], GATES[gate], mlps[mlp]
         parts = {name: options for _, given in chosen for name, options in given.items()}
-        # These two act on the next block.
-        blocks = 2 if {GATE, COUPLING} & {*mechanisms} else 1
-        model = make_model_config(p, seen, terms, gates, mechanisms, parts, n_layer=blocks)
-        yield f"{gate}, {mlp}", model
+        name = f"{p}-{pattern}-{term}-{gate}-{mlp}"
+        yield pytest.param(*(of for of, _ in chosen), parts, id=name)
 
 
-@pytest.mark.parametrize("term", TERMS)
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("projection", PROJECTIONS)
-def test_equals_the_forward_pass(projection, pattern, term):
-    mlps = MLPS | (COUPLED if projection.startswith("latent") else {})
-    found = {
-        name: deviation(config, CALLS[i % len(CALLS)])
-        for i, (name, config) in enumerate(models(projection, pattern, term, mlps))
-    }
-    assert max(found.values()) <= TOLERANCE, found
+@pytest.mark.parametrize("projection, pattern, terms, gates, mechanisms, parts", [*models()])
+def test_equals_the_forward_pass(projection, pattern, terms, gates, mechanisms, parts):
+    # These two act on the next block.
+    blocks = 2 if {GATE, COUPLING} & {*mechanisms} else 1
+    model = make_model_config(projection, pattern, terms, gates, mechanisms, parts, n_layer=blocks)
+    assert deviation(model, CALLS[-1]) <= TOLERANCE
 
 
 @pytest.mark.parametrize("calls", CALLS, ids=str)
 @pytest.mark.parametrize("name", EVERY)
 def test_however_the_tokens_are_split(name, calls):
     assert deviation(make_model_config(n_layer=3, **EVERY[name]), calls) <= TOLERANCE
-
-
-@pytest.mark.slow
-def test_the_steps_of_the_study():
-    small: dict[str, SymbolValue] = {
-        "RA_MLA_ABLATION_MODE": True,
-        "DEVICE_CPU": True,
-        "MODEL_SIZE_CUSTOM": True,
-        "N_LAYER": 3,
-        "N_HEAD": 4,
-        "N_EMBD": 96,
-        # Longer than each band.
-        "BLOCK_SIZE": 72,
-        "DROPOUT": "0.0",
-        "TOKENIZER_BYTE": True,
-    }
-    layers = [ConfigLayer.of("test", "test", small)]
-    calls = (3, 38, 1, 1, 24, 1, 1, 2, 1)
-    found = {
-        variant.slug: deviation(config.model, calls)
-        for variant, config in resolve_study(KconfigTree(), layers, RATIO, RATIO.steps)[0]
-    }
-    assert len(found) == len(RATIO.steps) and max(found.values()) <= TOLERANCE, found
 
 
 RA: dict[str, Any] = {"terms": ("reciprocal",), "parts": {"reciprocal": {"window": 5}}}
@@ -158,22 +124,6 @@ def test_kept_elements(parts, expected):
     for calls in ((LENGTH,), (5, *[1] * (LENGTH - 5))):
         _, cache = decoded(model, tokens(model.config, batch=1, length=LENGTH), calls)
         assert sum(x.numel() for x in cache.blocks[0].kept.values()) == expected
-
-
-def test_rows_of_a_batch_are_independent_and_cached_tensors_do_not_change():
-    model = drawn(make_model_config(**EVERYTHING))
-    idx_BT = tokens(model.config, batch=3, length=LENGTH)
-    together, _ = decoded(model, idx_BT, (5, 1, 6))
-    for row, idx_T in enumerate(idx_BT):
-        alone, _ = decoded(model, idx_T[None], (5, 1, 6))
-        torch.testing.assert_close(alone[0], together[row], rtol=0, atol=1e-12)
-
-    cache = model.new_cache()
-    model.decode(idx_BT[:, :5], cache)
-    before = {name: tensor.clone() for name, tensor in cache.blocks[0].kept.items()}
-    held = dict(cache.blocks[0].kept)
-    model.decode(idx_BT[:, 5:], cache)
-    assert all(torch.equal(held[name], before[name]) for name in before)
 
 
 @pytest.mark.parametrize("pattern", ["full", "sliding"])

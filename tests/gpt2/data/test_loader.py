@@ -3,8 +3,6 @@
 import itertools
 import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from gpt2.data.dataset import open_dataset
 from gpt2.data.loader import BatchLoader
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.sampler import TrainSampler
-from lib.project import ROOT
 
 
 @pytest.fixture
@@ -113,10 +110,3 @@ def test_a_blocked_process_ends_with_its_run(loader, monkeypatch, tmp_path):
     worker = Path("/proc", (tmp_path / "pid").read_text(), "cmdline")
     # A zombie has no command line.
     assert soon(lambda: not worker.exists() or not worker.read_bytes())
-
-
-def test_only_the_loader_imports_torch():
-    names = {path.stem for path in (ROOT / "gpt2/data").glob("*.py")} - {"__init__", "loader"}
-    code = "import sys, " + ", ".join(f"gpt2.data.{name}" for name in sorted(names))
-    code += "\nassert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)

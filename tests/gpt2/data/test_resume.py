@@ -13,7 +13,6 @@ from gpt2.data import prepare as prepare_module
 from gpt2.data import shards
 from gpt2.data.prepare import prepare_dataset
 from lib.console import run_main
-from lib.errors import DataError, Problem
 
 # Functions of a preparation before whose n-th call a process receives a signal.
 PLACES: dict[str, tuple[object, str]] = {
@@ -116,29 +115,14 @@ def test_stopped_and_resumed(stops, streamed, uninterrupted, pages, tokenized, t
     assert not partial.exists()
 
 
-@pytest.mark.slow
-def test_resume_works_after_every_document(streamed, uninterrupted, pages, tmp_path, monkeypatch):
-    """Checkpoint after every document, so that each position in row groups and files is covered."""
-    monkeypatch.setattr(prepare_module, "CHECKPOINT_TOKENS", 1)
-    original = prepare_module._add
-    added: list[str] = []
-
-    def stops(document, *rest):
-        if len(added) % 19 == 18:
-            added.append("")
-            raise DataError(Problem("stopped", code="data.damaged"))
-        added.append(document.id)
-        return original(document, *rest)
-
-    monkeypatch.setattr(prepare_module, "_add", stops)
-    while not (made := list((tmp_path / "data").glob("finewebedu-*"))):
-        try:
-            prepare_dataset(streamed(), tmp_path)
-        except DataError as error:
-            assert error.problems[0].what == "stopped"
-    assert added.count("") == 4
-    assert contents(made[0]) == uninterrupted
-    assert [page for page in added if page] == [page for page, _ in pages]
+@pytest.mark.parametrize("where", ["writing", "after checkpoint", "renaming"])
+def test_a_killed_preparation_of_texts_starts_over(where, config, texts, tmp_path):
+    expected = contents(prepare_dataset(config(data_dir="other"), tmp_path))
+    count = 1 if where == "renaming" else 5
+    code, said = interrupted(config(), tmp_path, where, count, signal.SIGKILL)
+    assert code == -signal.SIGKILL, said
+    (partial,) = (tmp_path / "data").glob(".*.partial")
+    assert contents(prepare_dataset(config(), tmp_path)) == expected and not partial.exists()
 
 
 def test_a_damaged_partial_data_set_is_not_resumed(streamed, pages, tmp_path, monkeypatch, refused):

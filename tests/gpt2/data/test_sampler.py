@@ -24,20 +24,15 @@ def philox(counter, key):
     return c[0]
 
 
-class FakeSplit(SimpleNamespace):
-    """Split whose tokens encode their position."""
+def sampler(n_tokens=10000, seed=1):
+    """Return a sampler of windows of 8 + 1 tokens, which are their positions modulo 1000."""
 
-    name = "training"
-
-    def window(self, offset, length):
-        """Positions modulo 1000."""
-        assert 0 <= offset <= self.n_tokens - length
+    def window(offset, length):
+        assert 0 <= offset <= n_tokens - length
         return np.arange(offset, offset + length) % 1000
 
-
-def sampler(n_tokens=10000, block_size=8, seed=1):
-    """A sampler over a fake split."""
-    return TrainSampler(FakeSplit(n_tokens=n_tokens), block_size, seed)
+    split = SimpleNamespace(name="training", n_tokens=n_tokens, window=window)
+    return TrainSampler(split, 8, seed)
 
 
 def test_offsets_are_philox_scaled():
@@ -53,12 +48,6 @@ def test_a_sequence_depends_on_its_number_alone():
     one_by_one = np.concatenate([sampler().sequences(g, 1) for g in range(64)])
     assert np.array_equal(at_once, one_by_one)
     assert (np.diff(at_once) % 1000 == 1).all()
-
-
-def test_every_position_is_drawn_evenly():
-    # 10 positions, 10,000 draws: a count is 1000 ± 30 (one standard deviation).
-    counts = np.bincount(sampler(n_tokens=17, block_size=7).offsets(0, 10_000))
-    assert counts.size == 10 and abs(counts - 1000).max() < 150
 
 
 def test_a_split_shorter_than_one_window_is_an_error():
@@ -86,12 +75,12 @@ def test_the_order_is_a_chain_over_steps():
         numbers = sampler(seed=7).offsets(step * 6, 6)
         link = hashlib.sha256(link + b"".join(n.to_bytes(8, "little") for n in numbers)).digest()
     assert order_digest() == link.hex()
-    # Ten steps of three have the same thirty sequences in other steps.
-    changes = (
-        {"seed": 8},
-        {"tokens": 9_990},
-        {"block": 9},
-        {"steps": 4},
-        {"batch": 3, "steps": 10},
-    )
-    assert len({link.hex(), *(order_digest(**change) for change in changes)}) == 6
+
+
+# Ten steps of three have the same thirty sequences in other steps.
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 8}, {"tokens": 9_990}, {"block": 9}, {"steps": 4}, {"batch": 3, "steps": 10}],
+)
+def test_another_order_has_another_digest(change):
+    assert order_digest(**change) != order_digest()

@@ -1,8 +1,5 @@
 """Plans and checks try the split that ``make`` will make, and write nothing."""
 
-import subprocess
-import sys
-
 import pytest
 
 from gpt2.check.cases import plan_cases
@@ -12,6 +9,8 @@ from gpt2.check.subject import StepUnderTest
 from gpt2.data import prepare
 from gpt2.data.prepare import prepare_dataset, try_preparation
 from lib.config.dotconfig import ConfigWorkspace, defconfig_layers
+from lib.errors import DataError
+from lib.kablate import call
 from lib.project import ROOT
 from tests.build_folder import write_build
 
@@ -87,36 +86,26 @@ def test_what_is_not_tried_is_logged(config, texts, tmp_path, monkeypatch, capsy
 OWN = {"DATASET_CUSTOM": True, "CUSTOM_PATH": "texts", "CUSTOM_FORMAT_TEXT": True}
 
 
-@pytest.fixture
-def build(tmp_path):
-    """A configured build folder with one text."""
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text("1")
-    base = defconfig_layers(ROOT, "gpt2-ratio-small")
-    return write_build(tmp_path, {**OWN, "SINGLE_TRAINING": True}, *base)
-
-
-def plan(build):
-    """Run ``make plan``'s command."""
-    command = [sys.executable, "-m", "lib.kablate", "plan", "-O", str(build)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def check(build):
     """Return the properties of the findings of ``make check CHECKS=data``; absent data has brackets."""
-    layers = [ConfigWorkspace(ROOT, build).layer]
-    (case,) = plan_cases(layers).chosen
+    (case,) = plan_cases([ConfigWorkspace(ROOT, build).layer]).chosen
     with CheckContext(build) as context:
         findings = check_data(StepUnderTest(case, context))
     return [f"({f.property})" if f.absent else f.property for f in findings]
 
 
-def test_plan_and_check_refuse_what_make_refuses(build):
-    done = plan(build)
-    assert done.returncode == 3 and "data.empty-split" in done.stderr
+def test_plan_and_check_refuse_what_make_refuses(tmp_path):
+    text = tmp_path / "texts" / "a.txt"
+    text.parent.mkdir()
+    text.write_text("1")
+    base = defconfig_layers(ROOT, "gpt2-ratio-small")
+    build = write_build(tmp_path, {**OWN, "SINGLE_TRAINING": True}, *base)
+    with pytest.raises(DataError) as caught:
+        call("plan", [f"--build-dir={build}"])
+    assert caught.value.exit_code == 3 and caught.value.codes == ["data.empty-split"]
     assert check(build) == ["data.empty-split"]
-    (build / "texts" / "a.txt").write_text("A line of text.\n" * 200)
+    text.write_text("A line of text.\n" * 200)
     assert check(build) == ["(prepared-data)"]
-    (build / "texts" / "a.txt").unlink()
-    (build / "texts").rmdir()
+    text.unlink()
+    text.parent.rmdir()
     assert check(build) == ["(prepared-data)"]
