@@ -373,7 +373,7 @@ def _expected_summary(
         "parameters": sum(weight.numel() for weight in traced.initial_weights.values()),
         "sparsity": session.pruner.sparsity(),
         "sparsity_by_layer": {n: zero.double().mean().item() for n, zero in zeros.items()},
-        "data_order_digest": session.order.digest,
+        "data_order_digest": session.order.state_dict(),
     }
 
 

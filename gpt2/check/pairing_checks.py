@@ -108,7 +108,7 @@ def _data_order(subject: StepUnderTest) -> list[CheckFinding]:
         offsets = _offsets(subject, seed, range(step * batch, (step + 1) * batch))
         digest = hashlib.sha256(digest.digest() + np.array(offsets, dtype="<i8").tobytes())
     expected = f"the sequences of SEED={seed} in order, as in every step"
-    if digest.hexdigest() != session.order.digest:
+    if digest.hexdigest() != session.order.state_dict():
         return [CheckFinding("paired-data", expected, f"other offsets in {steps} steps")]
     offsets = _offsets(subject, seed, range(steps * batch, (steps + 1) * batch))
     return _tokens(subject, session, offsets, expected)

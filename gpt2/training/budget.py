@@ -47,7 +47,16 @@ class TrainingBudget:
         self.stretch = stretch
         self.tokens_per_iteration = train.tokens_per_iteration(config.model.shape.block_size)
         # 0 for a time budget.
-        self.iterations = round(_iterations(config, self.tokens_per_iteration) * stretch)
+        iterations = 0
+        match train.budget:
+            case "iterations":
+                iterations = train.max_iters
+            case "tokens":
+                iterations = -(-train.max_tokens // self.tokens_per_iteration)
+            case "flops":
+                flops = config.model.flops_per_token() * self.tokens_per_iteration
+                iterations = math.ceil(train.max_flops / flops)
+        self.iterations = round(iterations * stretch)
         # 0 for any other budget.
         self.seconds = train.max_time_seconds * stretch if train.budget == "time" else 0.0
         self._warmup_steps = config.schedule.warmup_steps
@@ -74,16 +83,3 @@ class TrainingBudget:
         if iteration == self._warmup_steps:
             self.measured_warmup = progress
         return progress
-
-
-def _iterations(config: Config, tokens_per_iteration: int) -> int:
-    train = config.train
-    match train.budget:
-        case "iterations":
-            return train.max_iters
-        case "tokens":
-            return -(-train.max_tokens // tokens_per_iteration)
-        case "flops":
-            flops = config.model.flops_per_token() * tokens_per_iteration
-            return math.ceil(train.max_flops / flops)
-    return 0

@@ -94,7 +94,6 @@ def train_run(
     guard: Callable[[], None] = no_guard,
     *,
     allow_stale: bool = False,
-    clock: Callable[[], float] = time.perf_counter,
     order: Mapping[str, float] | None = None,
 ) -> RunStatus:
     """Train the run in ``run_dir`` to its end, or until ``stop()``.
@@ -103,7 +102,7 @@ def train_run(
     and writes; the others write their heartbeat only, and the record of a failure that is theirs alone.
     ``guard`` is called before every write, and raises LeaseLost if the run was taken over. ``report``
     receives the events of RecordWriter. ``allow_stale`` resumes a checkpoint that was made by other
-    code. ``clock`` returns seconds. ``order`` is recorded: when the run was submitted.
+    code. ``order`` is recorded: when the run was submitted.
 
     Errors before the first step are raised as KablateError; later errors set the status FAILED.
     """
@@ -126,7 +125,7 @@ def train_run(
             # No local variable: the session must be freed before the group is left.
             return _train_to_end(
                 _ready(
-                    open_session(config, build_dir, records, clock, group, warned),
+                    open_session(config, build_dir, records, group, warned),
                     allow_stale,
                     order or {},
                     opened,
@@ -152,7 +151,6 @@ def open_session(
     config: Config,
     build_dir: Path,
     records: RecordWriter,
-    clock: Callable[[], float] = time.perf_counter,
     group: ProcessGroup | None = None,
     nondeterministic: NondeterministicOperations | None = None,
 ) -> TrainingSession:
@@ -186,7 +184,7 @@ def open_session(
         records=records,
         heartbeat=Heartbeat(records.run, group.rank, device, records.guard),
         budget=TrainingBudget(config),
-        clock=TrainingClock(clock),
+        clock=TrainingClock(),
         order=DataOrder(group),
         # Facts outside the configuration that can affect the bits of the result. The version is a plain
         # string: a checkpoint may not contain torch's version class.

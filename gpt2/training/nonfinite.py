@@ -3,7 +3,6 @@
 Shape suffixes: R ranks, N micro-batches, B micro-batch, T tokens.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,11 +107,6 @@ def _before_update(
     tensors = _gradients(state.model) if finite else state.weights()
     reduced = find_nonfinite(state.group.whole_state(tensors), "gradient" if finite else "weight")
     report = {"rank": state.group.rank, "what": what, **_replay(state, begun)}
-    # States of the generators at the start of the step.
-    report["rng"] = {
-        name: hashlib.sha256(saved.numpy().tobytes()).hexdigest()
-        for name, saved in begun.rng.items()
-    }
     begun.undo(state)
     ranks = [json.loads(text) for text in state.group.gather_text(json.dumps(report))]
     # The replay's rows are from before the all-reduce, and before pruning masks turn inf to NaN.
@@ -127,7 +121,7 @@ def _before_update(
     details = {**details, "lr": begun.lr, "ranks": ranks}
     error = _error(state, what, iteration, "before the update", rows, details, *modules)
     error.undone = True
-    # Token ids [R, N, B, T] and generator states [R, bytes].
+    # Token ids [R, N, B, T] and generator states at the start of the step [R, bytes].
     batch = {
         "x": torch.stack([x_BT for x_BT, _ in begun.micro_batches]),
         "y": torch.stack([y_BT for _, y_BT in begun.micro_batches]),

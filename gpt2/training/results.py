@@ -32,7 +32,9 @@ SCHEMA_VERSION = 2
 def write_results(session: TrainingSession, evaluation: EvaluationResult, started: float) -> None:
     """Write all results except the status, on rank 0; must be called on every rank."""
     model, records, run = session.whole_model(), session.records, session.run
-    sparsity = {
+    # Of all ranks.
+    gathered = {
+        "data_order_digest": session.order.state_dict(),
         "sparsity": session.pruner.sparsity(),
         "sparsity_by_layer": session.pruner.sparsity_by_layer(),
         "prunable_weights": session.pruner.prunable_weights(),
@@ -47,7 +49,7 @@ def write_results(session: TrainingSession, evaluation: EvaluationResult, starte
     if session.config.train.sample_tokens:
         records.doing("writing a sample")
         records.write(run.sample, generate_sample(session, model))
-    summary = _summary(session, items, evaluation.calibration, sparsity, started)
+    summary = _summary(session, items, evaluation.calibration, gathered, started)
     records.write(run.summary, pretty_json(summary))
 
 
@@ -66,7 +68,7 @@ def _summary(
     session: TrainingSession,
     items: Sequence[DocumentResult],
     calibration: dict[str, list[float]],
-    sparsity: dict[str, Any],
+    gathered: dict[str, Any],
     started: float,
 ) -> dict[str, Any]:
     """Build summary.json; configuration and seed determine all values outside ``timing``."""
@@ -86,11 +88,10 @@ def _summary(
             "train_loss": train_loss(record.metrics_fields, iterations),
             "iterations": iterations,
             "tokens": session.tokens,
-            "data_order_digest": session.order.digest,
             "unigram_entropy": session.dataset.unigram_entropy,
             "parameters": session.model.num_params(),
             "budget_stretch": session.budget.stretch,
-            **sparsity,
+            **gathered,
         },
         "calibration": calibration,
         "numerics": config.numerics.flags,

@@ -108,7 +108,7 @@ def _divided_anew(loaded: Checkpoint) -> dict[str, Any]:
         # A setting at its off-value is not part of the identity.
         if name in config[area]:
             earlier[name] = config[area][name]
-    divisions = [*state.get("earlier_divisions", []), earlier]
+    divisions = [*state["earlier_divisions"], earlier]
     return {**state, "oom_fallbacks": [], "earlier_divisions": divisions}
 
 
@@ -122,10 +122,29 @@ def continue_optimizer(
     if theirs != current:
         line("INIT", f"new optimizer state: the run has {theirs}, this one {current}")
         return
+    anew = state.optimizer.state_dict()
+    names = _parameter_names(anew)
     try:
-        new = state.take_moments(read_checkpoint(folder).state["session"]["optimizer"])
+        saved = read_checkpoint(folder).state["session"]["optimizer"]
+        index_of = {name: index for index, name in _parameter_names(saved).items()}
+        moments = {
+            index: saved["state"][index_of[name]]
+            for index, name in names.items()
+            if index_of.get(name) in saved["state"]
+        }
+        state.load_optimizer({**anew, "state": moments})
     except _WRONG_CONTENT as error:
         what = f"no state of {current} ({type(error).__name__})"
         raise RunError(Problem(what, str(folder), code="checkpoint.damaged")) from error
-    rest = f", new for {len(new)} tensors" if new else ""
+    new = len(names) - len(moments)
+    rest = f", new for {new} tensors" if new else ""
     line("INIT", f"{current} continues with its state{rest}")
+
+
+def _parameter_names(state: dict[str, Any]) -> dict[int, str]:
+    """Return index → name of the parameters in a state of an optimizer."""
+    return {
+        index: name
+        for group in state["param_groups"]
+        for index, name in zip(group["params"], group["param_names"], strict=True)
+    }

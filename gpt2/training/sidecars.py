@@ -31,18 +31,13 @@ def start_sidecars(session: TrainingSession) -> Sidecars:
 
 
 def tracker_metadata(session: TrainingSession) -> TrackerMetadata:
-    """Return names and configuration of the run; its id hashes name, host and time of the first start."""
+    """Return names and configuration of the run; its id hashes name and time of the first start."""
     config, run = session.config, session.run
     train, record = config.train, RunRecord(run)
     name, study = run.path.name, run.path.parent.name
-    if run.tracker_facts.exists():
-        tracker_id = TrackerMetadata.read(run.tracker_facts).id
-    else:
-        host = record.manifest.value(str, "volatile", "host")
-        first_start = json.dumps([name, host, record.attempts[0].started_at])
-        tracker_id = hashlib.sha256(first_start.encode()).hexdigest()[:16]
+    first_start = json.dumps([name, record.attempts[0].started_at])
     return TrackerMetadata(
-        id=tracker_id,
+        id=hashlib.sha256(first_start.encode()).hexdigest()[:16],
         project=config.tracking.project or f"kablate-{study}",
         name=config.tracking.run_name or name,
         study=study,

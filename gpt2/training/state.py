@@ -32,8 +32,6 @@ from lib.runs.run_dir import RunDir
 from lib.tracking.sidecar import Sidecars
 
 MicroBatch = tuple[Tensor, Tensor]
-# Steps buffered per rank before their offsets are gathered.
-_STEPS_PER_EXCHANGE = 64
 # The first step allocates the optimizer's state, so the second step has the peak memory.
 STEPS_TO_PROBE = 2
 
@@ -45,7 +43,7 @@ class DataOrder:
         self._group = group
         # Of the steps before those in ``_pending``.
         self.digest = EMPTY_ORDER_DIGEST
-        # Offsets of this rank for each step that is not in the digest yet.
+        # Offsets of this rank for each step since the last checkpoint.
         self._pending: list[Tensor] = []
         self._offered = torch.empty(0)
 
@@ -54,10 +52,8 @@ class DataOrder:
         self._offered = offsets_B
 
     def consumed(self) -> None:
-        """Count the sequences offered last as consumed. Must be called on every rank."""
+        """Count the sequences offered last as consumed."""
         self._pending.append(self._offered)
-        if len(self._pending) == _STEPS_PER_EXCHANGE or self._group.size == 1:
-            self.state_dict()
 
     def state_dict(self) -> str:
         """Return the digest of all steps so far. Must be called on every rank."""
@@ -127,15 +123,6 @@ class TrainState:
             assert parameter.shape == weights[name].shape, (name, weights[name].shape)
             parameter.copy_(placed_like(weights[name], parameter))
 
-    def take_moments(self, saved: dict[str, Any]) -> list[str]:
-        """Take the moments of ``saved`` by name; return the names of parameters without moments."""
-        theirs, current = _parameter_names(saved), self.optimizer.state_dict()
-        moments = {theirs[index]: values for index, values in saved["state"].items()}
-        names = _parameter_names(current)
-        state = {index: moments[name] for index, name in names.items() if name in moments}
-        self.load_optimizer({**current, "state": state})
-        return [name for name in names.values() if name not in moments]
-
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Load a state of the optimizer, with each moment placed like its parameter."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -149,15 +136,6 @@ class TrainState:
             for index, values in state["state"].items()
         }
         self.optimizer.load_state_dict(state | {"state": moments})
-
-
-def _parameter_names(state: dict[str, Any]) -> dict[int, str]:
-    """Return index → name of the parameters in a state of an optimizer."""
-    return {
-        index: name
-        for group in state["param_groups"]
-        for index, name in zip(group["params"], group["param_names"], strict=True)
-    }
 
 
 def build_state(
@@ -301,7 +279,7 @@ class TrainingSession(TrainState):
         self.pruner.load_state_dict(state["pruner"])
         self.order.load_state_dict(state["data_order"])
         restore_rng_state(state["rng"], self.group, self.device)
-        self.earlier_divisions = state.get("earlier_divisions", [])
+        self.earlier_divisions = state["earlier_divisions"]
         if self.nondeterministic_ops:
             self.nondeterministic_ops.add(state["warned"])
         self.oom_fallbacks = []

@@ -98,7 +98,7 @@ def head_commit() -> GitCommit | None:
     untracked = [
         name
         for name in sorted(_entries(others))
-        if Path(name).match("*.py") or Path(name).match("Kconfig*")
+        if name.endswith(".py") or name.rpartition("/")[2].startswith("Kconfig")
         if (ROOT / name).is_file()
     ]
     # Two letters and a space precede each name.

@@ -25,9 +25,11 @@ from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.env.ranks import rank_environment
+from lib.runs.code import head_commit
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from tests.json_rows import read_rows
 
+Configure = Callable[..., Config]
 ITERATIONS = 12
 # Number of processes → four sequences in all, one in each forward pass.
 SPLITS: dict[int, dict[str, SymbolValue | None]] = {
@@ -146,7 +148,7 @@ def build_dir(tree: KconfigTree, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture(scope="session")
-def configure(tree: KconfigTree) -> Callable[..., Config]:
+def configure(tree: KconfigTree) -> Configure:
     """Build a configuration from the base with changed symbols; None removes a symbol."""
 
     def build(**changes: SymbolValue | None) -> Config:
@@ -203,17 +205,25 @@ class Trainer:
 
 
 @pytest.fixture
-def train(build_dir: Path, tmp_path: Path) -> Trainer:
+def train(build_dir, tmp_path) -> Trainer:
     return Trainer(build_dir, tmp_path)
 
 
 @pytest.fixture(scope="session")
-def trained(
-    configure: Callable[..., Config], build_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Trained:
-    """An uninterrupted run of the base configuration, for tests that only read it."""
-    torch.set_num_threads(1)
-    return Trainer(build_dir, tmp_path_factory.mktemp("trained"))(configure())
+def lasting(build_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Trainer]:
+    """Return a function that returns a trainer of runs that several tests only read."""
+
+    def start() -> Trainer:
+        torch.set_num_threads(1)
+        return Trainer(build_dir, tmp_path_factory.mktemp("lasting"))
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def trained(configure, lasting) -> Trained:
+    """An uninterrupted run of the base configuration."""
+    return lasting()(configure())
 
 
 @pytest.fixture(scope="session")
@@ -222,22 +232,13 @@ def uninterrupted(trained: Trained) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def interrupted(
-    configure: Callable[..., Config], build_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[int], Trained]:
+def interrupted(configure, lasting) -> Callable[[int], Trained]:
     """Return a function that trains the base configuration up to an iteration, once for all tests."""
-
-    @cache
-    def start(iteration: int) -> Trained:
-        torch.set_num_threads(1)
-        folder = tmp_path_factory.mktemp(f"interrupted-at-{iteration}")
-        return Trainer(build_dir, folder)(configure(), stop_at=iteration)
-
-    return start
+    return cache(lambda iteration: lasting()(configure(), stop_at=iteration))
 
 
 @pytest.fixture
-def stopped_at(interrupted: Callable[[int], Trained], tmp_path: Path) -> Callable[[int], Trained]:
+def stopped_at(interrupted, tmp_path) -> Callable[[int], Trained]:
     """Return a function that copies the run interrupted at an iteration into the test's folder."""
 
     def copied(iteration: int) -> Trained:
@@ -249,9 +250,7 @@ def stopped_at(interrupted: Callable[[int], Trained], tmp_path: Path) -> Callabl
 
 
 @pytest.fixture
-def session(
-    configure: Callable[..., Config], build_dir: Path, tmp_path: Path
-) -> Iterator[Callable[..., TrainingSession]]:
+def session(configure, build_dir, tmp_path) -> Iterator[Callable[..., TrainingSession]]:
     """An open session of the base configuration with some symbols changed."""
     opened: list[RecordWriter] = []
 
@@ -309,7 +308,7 @@ def ranks(tmp_path: Path) -> Ranks:
 
 
 @pytest.fixture
-def together(train: Trainer, ranks: Ranks) -> Callable[..., tuple[Trained, list[Any]]]:
+def together(train, ranks) -> Callable[..., tuple[Trained, list[Any]]]:
     """Train one run in ``GPUS`` processes; return rank 0's files and each rank's result."""
 
     def start(config: Config, name: str = "run", **arguments: Any) -> tuple[Trained, list[Any]]:
@@ -317,11 +316,9 @@ def together(train: Trainer, ranks: Ranks) -> Callable[..., tuple[Trained, list[
             status = train(config, name, **arguments).status
             return [status.state, status.iteration, status.message]
 
-        if config.train.gpus == 1:
-            trained = train(config, name, **arguments)
-            return trained, [[trained.status.state, trained.status.iteration, ""]]
         (train.folder / name).mkdir(exist_ok=True)
-        ended = ranks(config.train.gpus, body)
+        size = config.train.gpus
+        ended = ranks(size, body) if size > 1 else [body(0)]
         return train.found(name), ended
 
     return start
@@ -341,6 +338,16 @@ def losses(trained: Trained, iterations: int) -> torch.Tensor:
     rows = trained.rows("train")
     assert [row["iteration"] for row in rows] == list(range(1, iterations + 1))
     return torch.tensor([(r["loss"], r["grad_norm"]) for r in rows], dtype=torch.float64)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_starts() -> Iterator[None]:
+    """Ask git once for the commit and the changed files, and leave it to the system to sync files."""
+    with (
+        mock.patch("lib.runs.code.head_commit", cache(head_commit)),
+        mock.patch("os.fsync", lambda descriptor: None),
+    ):
+        yield
 
 
 @pytest.fixture(autouse=True)

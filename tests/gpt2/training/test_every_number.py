@@ -9,10 +9,8 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -20,14 +18,13 @@ import pytest
 import safetensors.torch
 import torch
 
-from gpt2.config import Config
 from gpt2.model import GPT
 from gpt2.training.loop import optimizer_step
 from gpt2.training.metrics import peak_flops
 from gpt2.training.state import TrainingSession
 from lib.project import ROOT
 from lib.tracking.reader import ReadCursor, RecordReader
-from tests.gpt2.training.conftest import ITERATIONS, Trained, Trainer
+from tests.gpt2.training.conftest import ITERATIONS, Trained
 from tests.json_rows import read_rows
 
 END_OF_TEXT = 256
@@ -62,14 +59,8 @@ def measured() -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def done(
-    configure: Callable[..., Config],
-    build_dir: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    measured: list[float],
-) -> Trained:
+def done(configure, lasting, measured) -> Trained:
     """A run that evaluates every token of the held-out documents."""
-    torch.set_num_threads(1)
 
     def noted(session: TrainingSession, *rest: Any) -> Any:
         found = optimizer_step(session, *rest)
@@ -80,27 +71,22 @@ def done(
         EVAL_TOKENS=100_000, STATISTICS_INTERVAL=5, DROPOUT="0.0", PEAK_TFLOPS="0.25"
     )
     with mock.patch("gpt2.training.loop.optimizer_step", noted):
-        return Trainer(build_dir, tmp_path_factory.mktemp("numbers"))(config)
+        return lasting()(config)
 
 
 @pytest.fixture(scope="module")
-def weights(done: Trained) -> dict[str, torch.Tensor]:
+def weights(done) -> dict[str, torch.Tensor]:
     return safetensors.torch.load_file(done.files.weights)
 
 
 @pytest.fixture(scope="module")
-def documents(done: Trained) -> list[dict[str, str]]:
+def documents(done) -> list[dict[str, str]]:
     with open(done.files.per_query, newline="") as stream:
         return list(csv.DictReader(stream))
 
 
 @pytest.fixture(scope="module")
-def predictions(
-    configure: Callable[..., Config],
-    documents: list[dict[str, str]],
-    weights: dict[str, torch.Tensor],
-    build_dir: Path,
-) -> list[list[Prediction]]:
+def predictions(configure, documents, weights, build_dir) -> list[list[Prediction]]:
     """The predictions of each document by the model in the file, window by window."""
     model = GPT(configure().model).eval()
     model.load_state_dict(weights, strict=False)
@@ -119,9 +105,7 @@ def predictions(
     return found
 
 
-def test_documents(
-    documents: list[dict[str, str]], predictions: list[list[Prediction]], build_dir: Path
-) -> None:
+def test_documents(documents, predictions, build_dir):
     assert len(documents) > 2
     for row, predicted in zip(documents, predictions, strict=True):
         text = (build_dir / "texts" / row["item_id"]).read_bytes()
@@ -149,7 +133,7 @@ def test_documents(
         }
 
 
-def test_places_in_batches(documents: list[dict[str, str]]) -> None:
+def test_places_in_batches(documents):
     """Windows are read in the order of the digests of document and first token, two in a batch."""
     order = sorted(
         (hashlib.sha256(f"{row['doc_sha256']}:{start}".encode()).digest(), row["item_id"])
@@ -163,13 +147,7 @@ def test_places_in_batches(documents: list[dict[str, str]]) -> None:
     assert places == {name: divmod(place, BATCH) for name, place in first.items()}
 
 
-def test_summary(
-    done: Trained,
-    predictions: list[list[Prediction]],
-    weights: dict[str, torch.Tensor],
-    documents: list[dict[str, str]],
-    build_dir: Path,
-) -> None:
+def test_summary(done, predictions, weights, documents, build_dir):
     everything = [each for predicted in predictions for each in predicted]
     n, nats = len(everything), math.fsum(each.nats for each in everything)
     matrices = {k: w for k, w in weights.items() if k.startswith("h.") and w.ndim == 2}
@@ -223,7 +201,7 @@ def test_summary(
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_speed(done: Trained, configure: Callable[..., Config]) -> None:
+def test_speed(done, configure):
     """The seconds of timing.jsonl are measured; what is computed from them agrees with them."""
     rows = read_rows(done.files.timing)
     # Of a token forward and backward: two dense blocks, half of the pairs, and the embedding.
@@ -262,12 +240,7 @@ def test_speed(done: Trained, configure: Callable[..., Config]) -> None:
     assert timing.keys() == {"total_seconds", "train_seconds"}
 
 
-def test_rows_of_metrics(
-    done: Trained,
-    configure: Callable[..., Config],
-    session: Callable[..., TrainingSession],
-    weights: dict[str, torch.Tensor],
-) -> None:
+def test_rows_of_metrics(done, session):
     for i, row in enumerate(done.rows("train")):
         # The warm-up ends at a sixth of the budget.
         cosine = (1 + math.cos(math.pi * (i - 2) / 10)) / 2
@@ -292,11 +265,11 @@ def test_rows_of_metrics(
     )
 
 
-def test_losses_are_exact(done: Trained, measured: list[float]) -> None:
+def test_losses_are_exact(done, measured):
     assert [row["loss"] for row in done.rows("train")] == measured
 
 
-def test_evaluations_and_statistics_in_metrics(done: Trained) -> None:
+def test_evaluations_and_statistics_in_metrics(done):
     final = done.summary()["final"]
     shared = {name: final[name] for name in ("sparsity", "token_accuracy", "val_loss", "tokens")}
     assert done.rows("eval")[-1] == {"kind": "eval", "iteration": ITERATIONS, **shared}
@@ -307,7 +280,7 @@ def test_evaluations_and_statistics_in_metrics(done: Trained) -> None:
     assert {row["tokens"] / row["iteration"] for row in others} == {TOKENS}
 
 
-def test_heartbeats(done: Trained) -> None:
+def test_heartbeats(done):
     beats = read_rows(done.files.heartbeat(0))
     trained = [beat for beat in beats if beat["msg"] == "train"]
     assert len(trained) == 4
@@ -319,13 +292,13 @@ def test_heartbeats(done: Trained) -> None:
     assert [beat["msg"] for beat in beats if beat["step"] == 12][-2:] == ["statistics", "eval"]
 
 
-def test_without_a_known_peak_there_is_no_mfu(trained: Trained) -> None:
+def test_without_a_known_peak_there_is_no_mfu(trained):
     assert {row["mfu"] for row in read_rows(trained.files.timing)} == {None}
     (line,) = [text for text in trained.files.logs.read_text().splitlines() if "MFU" in text]
     assert "fp32" in line and "PEAK_TFLOPS" in line
 
 
-def test_the_peak_is_of_all_devices_of_a_run(session: Callable[..., TrainingSession]) -> None:
+def test_the_peak_is_of_all_devices_of_a_run(session):
     opened = session()
     opened.device = torch.device("cuda")
     with (
@@ -335,7 +308,7 @@ def test_the_peak_is_of_all_devices_of_a_run(session: Callable[..., TrainingSess
         assert peak_flops(opened) == 4 * 19.5e12
 
 
-def test_the_tests_of_other_numbers_exist(done: Trained) -> None:
+def test_the_tests_of_other_numbers_exist(done):
     (statistics,) = {json.dumps(sorted(row["values"])) for row in done.rows("statistics")}
     assert statistics == json.dumps(["attention/entropy"])
     for name, path in ELSEWHERE.items():

@@ -9,16 +9,15 @@ from gpt2.running.prolong import plan_prolonged
 from lib.errors import ConfigError, RunError
 from lib.runs.checkpoint import read_checkpoint
 from lib.runs.run_dir import RunDir, State
-from tests.gpt2.training.conftest import ITERATIONS, Trainer
+from tests.gpt2.training.conftest import ITERATIONS
 
 KEPT = {"CHECKPOINT_KEEP_FINISHED": True, "CHECKPOINT_KEEP": 5, "SAMPLE_TOKENS": 0}
 
 
 @pytest.fixture(scope="module")
-def parent(configure, build_dir, tmp_path_factory):
-    """A finished run with its checkpoints, which tests only read."""
-    torch.set_num_threads(1)
-    return Trainer(build_dir, tmp_path_factory.mktemp("kept"))(configure(**KEPT), "parent").files
+def parent(configure, lasting):
+    """A finished run with its checkpoints."""
+    return lasting()(configure(**KEPT), "parent").files
 
 
 def forked(session, run: RunDir, iteration: int, **changes):

@@ -36,6 +36,8 @@ def the_warning(done: Any) -> str:
     return line
 
 
+# With a client in place of W&B's: test_a_failing_tracker_costs_one_warning.
+@pytest.mark.long
 def test_a_server_shut_down_during_the_run(configure, train, uninterrupted, online, monkeypatch):
     server, up = online
     steps = iter(range(len(ITERATIONS)))

@@ -76,7 +76,7 @@ def without_evaluations(trained: Trained) -> list[Any]:
 def test_the_micro_batch_is_halved_until_it_fits_and_nothing_else_changes(configure, train):
     """Falls back to one sequence in the first step: byte-identical to a run configured so."""
     with memory_for(1):
-        fallen = train(configure(**WHOLE), "fallen")
+        fallen = train(configure(**WHOLE, MAX_ITERS=4), "fallen")
     assert fallen.status.state is State.SUCCESS
     records = fallbacks(fallen)
     assert [(r["from"], r["to"]) for r in records] == DOWN_TO_1
@@ -86,7 +86,7 @@ def test_the_micro_batch_is_halved_until_it_fits_and_nothing_else_changes(config
     assert len(shown) == 2 and "micro_batch=4 accumulation=1 -> micro_batch=2" in shown[0]
     assert "Tried to allocate 2.00 GiB" in shown[0] and "more" not in shown[0]
     # Dropout is on: the generators were restored after the failed passes.
-    small = train(configure(**SINGLES), "small")
+    small = train(configure(**SINGLES, MAX_ITERS=4), "small")
     assert fallbacks(small) == []
     assert without_evaluations(fallen) == without_evaluations(small)
 
@@ -108,7 +108,7 @@ def limited_memory() -> Iterator[None]:
 
 
 def test_under_a_limit_of_memory_a_run_falls_back(configure, train):
-    config = configure(**WHOLE)
+    config = configure(**WHOLE, MAX_ITERS=2)
     if (child := os.fork()) == 0:
         with limited_memory():
             train(config, "fallen")
@@ -131,6 +131,7 @@ def test_memory_that_runs_out_beside_a_step_fails_the_run_with_advice(configure,
 def test_in_the_middle_of_a_run_only_rounding_changes_also_if_it_is_killed_then(configure, train):
     """The resumed run has enough memory, but keeps the micro-batch of the checkpoint."""
     exact = {**WHOLE, "DROPOUT": "0.0", "PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
+    exact |= {"MAX_ITERS": 8}
     config = configure(**exact, CHECKPOINT_INTERVAL=0, LOADER_WORKERS=1)
 
     def deadly(session: TrainingSession) -> tuple[bool, bool, bool]:

@@ -2,24 +2,20 @@
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from gpt2.config import Config
-from lib.config.field import SymbolValue
 from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS
 from lib.pruning.options import PRUNERS
-from tests.gpt2.training.conftest import Trained, Trainer
+from tests.gpt2.training.conftest import Trained
 
-Configure = Callable[..., Config]
 NO_SPAM = {"OPTIMIZER_ADAMWSPAM": None}
 NO_MAGNITUDE = {"PRUNING_MAGNITUDE": None}
 MOVEMENT = {**NO_MAGNITUDE, "PRUNING_MOVEMENT": True}
 PRUNE = {**NO_SPAM, **NO_MAGNITUDE, "OPTIMIZER_ADAMWPRUNE": True}
-SPAM = {"SPAM_INTERVAL": 5, "SPAM_WARMUP_STEPS": 3, "SPAM_CLIP_DELAY": 2, "SPAM_SPIKE_WINDOW": 3}
+SPAM = {"SPAM_INTERVAL": 3, "SPAM_WARMUP_STEPS": 2, "SPAM_CLIP_DELAY": 2, "SPAM_SPIKE_WINDOW": 3}
 CLIP = {"GRAD_CLIP": "0.1"}
 BF16 = {"PRECISION_BF16": True, "PRECISION_WHY": "half"}
 _OTHERS: dict[str, dict[str, Any]] = {
@@ -54,35 +50,24 @@ def test_every_optimizer_and_pruner_is_trained_here(configure):
 
 
 @pytest.fixture(scope="module")
-def planned(configure: Configure) -> Callable[..., Config]:
+def planned(configure) -> Callable[..., Config]:
     """Return a function that returns the short run of a case of TOGETHER with changed symbols."""
-
-    def build(name: str, **changes: SymbolValue) -> Config:
-        return configure(**TOGETHER[name], **{"DROPOUT": "0.0", "MAX_ITERS": 8} | changes)
-
-    return build
+    return lambda name, **changes: configure(
+        **TOGETHER[name], **{"DROPOUT": "0.0", "MAX_ITERS": 6} | changes
+    )
 
 
 @pytest.fixture(scope="module")
-def alone(
-    planned: Callable[..., Config], build_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Trained]:
+def alone(planned, lasting) -> Callable[[str], Trained]:
     """Return a function that trains a case in one process, once for all tests."""
-
-    @cache
-    def start(name: str) -> Trained:
-        torch.set_num_threads(1)
-        return Trainer(build_dir, tmp_path_factory.mktemp("alone"))(planned(name))
-
-    return start
+    return cache(lambda name: lasting()(planned(name)))
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_killed_and_resumed_gives_the_same_bytes(planned, alone, train, name):
+def test_interrupted_and_resumed_gives_the_same_bytes(planned, alone, train, name):
     whole = alone(name)
-    train(planned(name), "cut", stop_at=5)
-    cut = train(planned(name), "cut")
-    assert cut.core() == whole.core()
+    train(planned(name), stop_at=4)
+    assert train(planned(name)).core() == whole.core()
     final = whole.summary()["final"]
     assert final["sparsity"] == pytest.approx(0.5, abs=0.0025)
     # Clipping is active in every step.
@@ -91,9 +76,7 @@ def test_killed_and_resumed_gives_the_same_bytes(planned, alone, train, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*TOGETHER][::3])
-def test_two_processes_leave_the_bytes_of_one_that_accumulates(planned, alone, train, ranks, name):
+def test_two_processes_leave_the_bytes_of_one_that_accumulates(planned, alone, together, name):
     """The sum a / 2 + b / 2 has a single order, and halving is exact."""
-    both = planned(name, GPUS=2, GRAD_ACCUMULATION=1)
-    (train.folder / "both").mkdir()
-    assert ranks(2, lambda rank: train(both, "both").status.state) == ["SUCCESS"] * 2
-    assert train.found("both").core() == alone(name).core()
+    both, _ = together(planned(name, GPUS=2, GRAD_ACCUMULATION=1))
+    assert both.core() == alone(name).core()

@@ -26,13 +26,14 @@ from gpt2.data.dataset import (
 )
 from gpt2.data.sampler import order_digest_from_manifest
 from gpt2.model import GPT
+from gpt2.training.budget import TrainingClock
 from gpt2.training.loop import open_session, optimizer_step
 from gpt2.training.records import RecordWriter
 from gpt2.training.state import TrainingSession
 from lib.env.process_group import ProcessGroup
 from lib.env.ranks import current_process
 from lib.runs.run_dir import RunDir
-from tests.gpt2.training.conftest import BARE, BARE_ITERATIONS, ITERATIONS, SPLITS, losses, moved
+from tests.gpt2.training.conftest import BARE, BARE_ITERATIONS, SPLITS, losses, moved
 from tests.json_rows import read_rows
 
 Configure = Callable[..., Config]
@@ -151,7 +152,9 @@ def test_ranks_whose_clocks_differ_stop_at_the_same_step(configure, train, ranks
 
     def body(rank: int) -> list[Any]:
         ticks = count()
-        status = train(config, clock=lambda: next(ticks) * (1.0, 0.3)[rank]).status
+        clock = TrainingClock(lambda: next(ticks) * (1.0, 0.3)[rank])
+        with mock.patch("gpt2.training.loop.TrainingClock", lambda: clock):
+            status = train(config).status
         return [status.state, status.iteration]
 
     first, second = ranks(2, body)
@@ -177,7 +180,9 @@ def test_rank_0_decides_when_to_stop(configure, train, ranks):
 @pytest.mark.parametrize("fsdp", [False, True])
 def test_a_run_with_a_killed_rank_resumes_to_the_same_bytes(configure, together, fsdp):
     """Dropout is on, so the stream of each rank must be restored; with statistics and pruning."""
-    config = configure(**SPLITS[2], STATISTICS_INTERVAL=3, DATA_PARALLEL_FSDP=fsdp)
+    config = configure(
+        **SPLITS[2], STATISTICS_INTERVAL=3, DATA_PARALLEL_FSDP=fsdp, MAX_ITERS=BARE_ITERATIONS
+    )
     whole, _ = together(config, "whole")
     manifest = whole.manifest()
     assert manifest["knobs"]["data_parallel"]["observed"] == ("fsdp" if fsdp else "ddp")
@@ -192,7 +197,7 @@ def test_a_run_with_a_killed_rank_resumes_to_the_same_bytes(configure, together,
         _, (main, other) = together(config, "killed")
     assert "[run.lost-process]" in main and other == -signal.SIGKILL
     resumed, ended = together(config, "killed")
-    assert ended == [["SUCCESS", ITERATIONS, ""]] * 2
+    assert ended == [["SUCCESS", BARE_ITERATIONS, ""]] * 2
     assert "resumes at iteration 4" in resumed.files.logs.read_text()
     assert resumed.core() == whole.core()
 

@@ -241,14 +241,6 @@ def test_a_full_disk_fails_the_run_and_loses_nothing(
     assert train(configure()).core() == uninterrupted
 
 
-def test_a_disk_full_of_results_fails_the_run(configure, train, monkeypatch):
-    monkeypatch.setattr("gpt2.training.records.write_atomic", _fails(DISK_FULL))
-    failed = train(configure(MAX_ITERS=2))
-    assert failed.status.state is State.FAILED
-    assert "No space left on device" in failed.status.message
-    assert (failed.files.checkpoints / "step-00000002").is_dir()
-
-
 def test_an_unwritable_disk_is_one_error(configure, train, monkeypatch):
     monkeypatch.setattr("gpt2.training.loop.write_status", _fails(DISK_FULL))
     with pytest.raises(RunError) as caught:

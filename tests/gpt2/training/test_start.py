@@ -20,6 +20,7 @@ from lib.config.dotconfig import ExplicitSetting
 from lib.errors import ConfigError, DataError
 from lib.files import sha256_file
 from lib.runs.checkpoint import weights_digest
+from lib.runs.code import loaded_source
 from lib.runs.run_dir import RunDir
 from lib.runs.seeds import stream_seed
 
@@ -40,11 +41,21 @@ def test_the_start_line_lists_resolved_settings(session):
     assert "bf16" in startup_summary(session(PRECISION_BF16=True, PRECISION_WHY="as it is"))
 
 
-def test_the_manifest_describes_the_run(configure, train, monkeypatch):
+def test_the_manifest_describes_the_run(configure, train, monkeypatch, tmp_path):
     monkeypatch.setenv("SOME_API_KEY", "hunter2-secret")
+    code = tmp_path / "module.py"
+    code.write_text("x = 1\n")
+    sources = {**loaded_source(), str(code): sha256_file(code)}
+    monkeypatch.setattr("gpt2.training.loop.loaded_source", lambda: sources)
+
+    def edit() -> bool:
+        code.write_text("x = 2222\n")
+        return False
+
     config = configure()
     train(config, stop_at=5)
-    done = train(config)
+    # Polled during the run.
+    done = train(config, stop=edit)
     assert "hunter2-secret" not in done.files.manifest.read_text()
     manifest = done.manifest()
     assert manifest["schema_version"] == 2
@@ -54,8 +65,8 @@ def test_the_manifest_describes_the_run(configure, train, monkeypatch):
     assert manifest["deviations"] == []
     assert manifest["knobs"]["cpu_threads"] == {"requested": 1, "resolved": 1, "observed": 1}
     assert manifest["data"]["split"]["proof"]["overlap"] == 0
-    assert manifest["origin"]["sources"]["gpt2/training/loop.py"]
-    assert manifest["code"]["changed_during_run"] == []
+    assert manifest["origin"]["sources"] == sources and "gpt2/training/loop.py" in sources
+    assert manifest["code"]["changed_during_run"] == [str(code)]
     attempts = manifest["volatile"]["attempts"]
     assert [(a["state"], a["iteration"]) for a in attempts] == [("INTERRUPTED", 5), ("SUCCESS", 12)]
     volatile = manifest["volatile"]["artifacts"]
@@ -123,12 +134,26 @@ def test_a_record_without_a_newer_symbol_has_its_default(configure, tmp_path):
     del record["symbols"][name]
     run.resolved_config.write_text(json.dumps(record))
     assert read_resolved_config(run).values[name] == config.values[name]
-    # One that would make it another run has no default.
-    del record["symbols"]["N_LAYER"]
-    run.resolved_config.write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        # One that would make it another run has no default.
+        ('"N_LAYER": 2,', "", "config.missing-symbol"),
+        ('"hash8": "', '"hash8": "0', "run.other-code"),
+        ("{", "", "run.damaged"),
+    ],
+)
+def test_a_changed_record_is_rejected(configure, tmp_path, old, new, code):
+    run = RunDir(tmp_path)
+    write_resolved_config(run, configure())
+    text = run.resolved_config.read_text()
+    assert old in text
+    run.resolved_config.write_text(text.replace(old, new, 1))
     with pytest.raises(ConfigError) as caught:
         read_resolved_config(run)
-    assert set(caught.value.codes) == {"config.missing-symbol"}
+    assert set(caught.value.codes) == {code}
 
 
 def test_private_values_are_recorded_empty_with_a_digest(configure, tmp_path):
@@ -142,17 +167,3 @@ def test_private_values_are_recorded_empty_with_a_digest(configure, tmp_path):
     assert "example.org" not in json.dumps(record)
     assert record["settings"] == {"ON_DONE_CMD": {**source, "value": ""}}
     assert record["private_sha256"] == {"ON_DONE_CMD": sha256(command.encode()).hexdigest()}
-
-
-def test_a_configuration_of_other_code_is_rejected(configure, tmp_path):
-    run = RunDir(tmp_path)
-    write_resolved_config(run, configure())
-    record = json.loads(run.resolved_config.read_text())
-    run.resolved_config.write_text(json.dumps(record | {"hash8": "00000000"}))
-    with pytest.raises(ConfigError) as caught:
-        read_resolved_config(run)
-    assert caught.value.codes == ["run.other-code"] and "00000000" in str(caught.value)
-    run.resolved_config.write_text("{")
-    with pytest.raises(ConfigError) as caught:
-        read_resolved_config(run)
-    assert caught.value.codes == ["run.damaged"]

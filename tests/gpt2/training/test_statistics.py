@@ -38,13 +38,13 @@ def learned(done: Trained) -> dict[str, Any]:
 @pytest.mark.parametrize("mechanisms", [EVERYTHING, NSA], ids=["everything", "nsa"])
 @pytest.mark.slow
 def test_statistics_do_not_change_results(configure, train, mechanisms, build_dir):
-    few = {**mechanisms, "MAX_ITERS": 6}
+    few = {**mechanisms, "MAX_ITERS": 3}
     without, told = configure(**few, STATISTICS_INTERVAL=0), configure(**few, **ALWAYS)
     assert without.hash8 == told.hash8
     plain, watched = train(without, "plain"), train(told, "told")
     assert learned(plain) == learned(watched)
     assert plain.rows("statistics") == []
-    assert [row["iteration"] for row in watched.rows("statistics")] == [*range(1, 7)]
+    assert [row["iteration"] for row in watched.rows("statistics")] == [1, 2, 3]
     # The audit accepts the rows and their positions.
     assert audit(watched.files, build_dir).findings == []
 

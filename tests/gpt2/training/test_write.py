@@ -1,9 +1,7 @@
 """Text generation from a finished run: selection, errors, partial characters, end of text."""
 
 import json
-import shutil
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,21 +12,20 @@ from gpt2.records.files import find_finished
 from gpt2.running.trained_models import generate, generate_texts
 from gpt2.study.arguments import RunLookup
 from gpt2.weights.trained import open_trained
-from lib.errors import ConfigError, PreflightError
+from lib.errors import ConfigError
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.errors import error_of
-from tests.gpt2.training.conftest import BASE, Trained
+from tests.gpt2.training.conftest import BASE
 from tests.options import options
 
 
 @pytest.fixture
-def run(trained: Trained) -> RunDir:
-    """A finished run, which tests only read."""
+def run(trained) -> RunDir:
     return trained.files
 
 
-def written(run: RunDir, build_dir: Path, *words: str) -> tuple[str, list[dict[str, Any]]]:
+def written(run, build_dir, *words: str) -> tuple[str, list[dict[str, Any]]]:
     """Return the displayed text and the samples."""
     given = options("generate", "--run", str(run.path), *words)
     shown: list[str] = []
@@ -61,8 +58,6 @@ def test_seed_and_number_determine_the_texts(run, build_dir):
     ("words", "name", "code"),
     [
         ("--temperature -1", "TEMPERATURE", "usage.out-of-range"),
-        ("--temperature hot", "TEMPERATURE", "usage.invalid-number"),
-        ("--top-k 1.5", "TOP_K", "usage.invalid-number"),
         ("--tokens 0", "TOKENS", "usage.out-of-range"),
         ("--prompt aaaaaaaaaaaaaaaaa", "PROMPT", "usage.prompt-too-long"),
         ("--prompt \udcff", "PROMPT", "usage.invalid-encoding"),
@@ -71,23 +66,6 @@ def test_seed_and_number_determine_the_texts(run, build_dir):
 def test_invalid_arguments_are_rejected(run, build_dir, words, name, code):
     error = error_of(written, run, build_dir, *words.split())
     assert error.codes == [code] and error.problems[0].where == name
-
-
-def test_unfinished_and_damaged_runs_are_rejected(trained, build_dir, tmp_path):
-    run = RunDir(shutil.copytree(trained.files.path, tmp_path / "run"))
-    status = run.status.read_text()
-    run.status.write_text(status.replace("SUCCESS", "INTERRUPTED"))
-    with pytest.raises(ConfigError, match=r"INTERRUPTED at iteration 12 \[run.not-finished\]"):
-        written(run, build_dir)
-    run.status.write_text(status)
-    content = run.weights.read_bytes()
-    run.weights.write_bytes(bytes(40) + content[40:])
-    with pytest.raises(PreflightError, match="model.safetensors: ") as damaged:
-        written(run, build_dir)
-    assert damaged.value.codes == ["weights.damaged"]
-    run.weights.write_bytes(content[:-40])
-    with pytest.raises(ConfigError, match=r"model.safetensors: .*\[run.damaged\]"):
-        written(run, build_dir)
 
 
 def test_a_pattern_names_one_run(build_dir):
