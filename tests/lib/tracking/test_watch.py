@@ -59,48 +59,40 @@ def healthy(**changes: Any) -> WatchedRecords:
     return WatchedRecords(**(facts | changes))
 
 
+def beating(rank: int, change: Callable[[int, HeartbeatRow], HeartbeatRow]) -> WatchedRecords:
+    """Return a healthy run but for the heartbeats of one rank."""
+    facts = healthy()
+    beats = facts.heartbeats[rank]
+    beats[:] = [change(i, beat) for i, beat in enumerate(beats)]
+    return facts
+
+
 def with_newest(**changes: Any) -> WatchedRecords:
-    facts = healthy()
-    beats = facts.heartbeats[0]
-    beats[-1] = replace(beats[-1], **changes)
-    return facts
+    return beating(0, lambda i, beat: replace(beat, **changes) if i == 11 else beat)
 
 
-def one_silent_rank() -> WatchedRecords:
-    facts = healthy()
-    facts.heartbeats[1][:] = [replace(beat, ts=beat.ts - 200) for beat in facts.heartbeats[1]]
-    return facts
-
-
-def flat_loss() -> WatchedRecords:
-    return healthy(train=[train_row(3.0 + 0.001 * (i % 2), 1.0) for i in range(50)])
-
-
-def growing_memory() -> WatchedRecords:
-    facts = healthy()
-    beats = facts.heartbeats[1]
-    beats[:] = [replace(b, mem_reserved_mib=4000.0 + 100 * i) for i, b in enumerate(beats)]
-    return facts
-
-
+FLAT = healthy(train=[train_row(3.0 + 0.001 * (i % 2), 1.0) for i in range(50)])
 # Rule → facts that trigger it, and values that its text must contain.
-CASES: dict[str, tuple[Callable[[], WatchedRecords], list[str]]] = {
-    "stall": (one_silent_rank, ["rank 1", "03:30"]),
-    "zero-throughput": (lambda: with_newest(toks_per_s=0.0), ["0 tokens per second"]),
-    "plateau": (flat_loss, ["3.0005", "25 iterations"]),
+CASES: dict[str, tuple[WatchedRecords, list[str]]] = {
+    "stall": (beating(1, lambda i, beat: replace(beat, ts=beat.ts - 200)), ["rank 1", "03:30"]),
+    "zero-throughput": (with_newest(toks_per_s=0.0), ["0 tokens per second"]),
+    "plateau": (FLAT, ["3.0005", "25 iterations"]),
     "unstable": (
-        lambda: healthy(unstable=[UnstableStep(17, 6.9, "loss 3.100 to 6.900")]),
+        healthy(unstable=[UnstableStep(17, 6.9, "loss 3.100 to 6.900")]),
         ["it 17", "6.900"],
     ),
-    "throughput": (lambda: with_newest(toks_per_s=850.0), ["850 tok/s", "-15 %", "1,006"]),
-    "memory-creep": (growing_memory, ["rank 1", "5,000 MiB", "4,400"]),
+    "throughput": (with_newest(toks_per_s=850.0), ["850 tok/s", "-15 %", "1,006"]),
+    "memory-creep": (
+        beating(1, lambda i, beat: replace(beat, mem_reserved_mib=4000.0 + 100 * i)),
+        ["rank 1", "5,000 MiB", "4,400"],
+    ),
     "zero-gradient": (
-        lambda: healthy(train=[train_row(5.0, 1.0), train_row(5.0, 0.0)]),
+        healthy(train=[train_row(5.0, 1.0), train_row(5.0, 0.0)]),
         ["gradient", "0"],
     ),
-    "fallbacks": (lambda: with_newest(fallbacks=7), ["7 fallbacks", "1 "]),
-    "gate-entropy": (lambda: with_newest(gate_entropy=0.31), ["0.310 nats", "0.5"]),
-    "gate-max": (lambda: with_newest(gate_max=0.95), ["0.950", "0.9"]),
+    "fallbacks": (with_newest(fallbacks=7), ["7 fallbacks", "1 "]),
+    "gate-entropy": (with_newest(gate_entropy=0.31), ["0.310 nats", "0.5"]),
+    "gate-max": (with_newest(gate_max=0.95), ["0.950", "0.9"]),
 }
 
 
@@ -110,21 +102,21 @@ def test_a_healthy_run_raises_no_alarm():
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_fires_and_nothing_else_does(name):
-    build, expected = CASES[name]
-    texts = raised_alarms(build(), STALL)
+    facts, expected = CASES[name]
+    texts = raised_alarms(facts, STALL)
     assert list(texts) == [name]
     assert all(value in texts[name] for value in expected)
 
 
 def test_a_plateau_scales_with_the_length_of_the_run():
-    long = replace(flat_loss(), status=RunStatus(State.RUNNING, 0, "", 50, 10_000))
+    long = replace(FLAT, status=RunStatus(State.RUNNING, 0, "", 50, 10_000))
     assert raised_alarms(long, STALL) == {}
 
 
 @pytest.mark.parametrize("name", ["stall", "throughput"])
 def test_a_run_that_is_over_has_no_alarm_of_its_end(name):
     over = RunStatus(State.SUCCESS, 0, "", 100, 100)
-    assert raised_alarms(replace(CASES[name][0](), status=over), STALL) == {}
+    assert raised_alarms(replace(CASES[name][0], status=over), STALL) == {}
     assert raised_alarms(healthy(status=None, heartbeats={}, train=[]), STALL) == {}
 
 
