@@ -2,7 +2,7 @@
 
 import pytest
 
-from lib.env.ranks import ProcessRank, current_process, rank_environment
+from lib.env.ranks import ProcessRank, current_process, missing_variables, rank_environment
 from lib.errors import PreflightError
 
 
@@ -21,3 +21,8 @@ def test_a_rank_that_is_not_a_number_is_named():
     with pytest.raises(PreflightError, match="RANK='zero'") as caught:
         current_process({"RANK": "zero"})
     assert caught.value.codes == ["env.invalid-variable"]
+
+
+def test_missing_and_differing_variables_are_listed():
+    wanted = {"A": "1", "B": "2", "C": "3"}
+    assert missing_variables(wanted, {"A": "1", "B": "0"}) == ["B=2", "C=3"]
