@@ -27,9 +27,8 @@ from lib.units import first_of, format_runs
 class RunAction(Enum):
     """Action for one planned run, decided by the contents of its directory alone."""
 
-    # Done by this code, or by other code.
-    SKIP = auto()
-    KEEP = auto()
+    # Also by other code, if the user keeps its results.
+    DONE = auto()
     # Started, resumed, or tried again.
     TRAIN = auto()
     # Old directory renamed, then trained from scratch.
@@ -65,7 +64,7 @@ def decide(run: Run[Any], drift: Callable[[RunRecord], Sequence[str]], stale: st
     elif changes and stale != "keep":
         action = RunAction.STALE
     elif status.state is State.SUCCESS:
-        action = RunAction.KEEP if changes else RunAction.SKIP
+        action = RunAction.DONE
     else:
         action = RunAction.TRAIN
     return RunDecision(run, action, changes, status)

@@ -140,18 +140,16 @@ def _decide(
     """Return the decisions that require work; print the skipped runs. Raises ConfigError."""
     require_matching_directories(runs)
     decisions = [decide(run, backend.drift, options.stale) for run in runs]
-    changes = {
-        action: {d.run.label: d.changes for d in decisions if d.action is action}
-        for action in RunAction
-    }
-    if stale := changes[RunAction.STALE]:
+    if stale := {d.run.label: d.changes for d in decisions if d.action is RunAction.STALE}:
         raise ConfigError(Problem(stale_text(stale), next=STALE_ADVICE, code="run.other-code"))
-    for action, state in ((RunAction.SKIP, "done"), (RunAction.KEEP, "stale, kept")):
-        if changes[action]:
-            log("SKIP", f"{format_runs([*changes[action]])}   {state}")
-    if kept := changes[RunAction.KEEP]:
+    done = {d.run.label: d.changes for d in decisions if d.action is RunAction.DONE}
+    kept = {label: changes for label, changes in done.items() if changes}
+    if current := [label for label in done if label not in kept]:
+        log("SKIP", f"{format_runs(current)}   done")
+    if kept:
+        log("SKIP", f"{format_runs([*kept])}   stale, kept")
         log("STALE", stale_text(kept))
-    return [d for d in decisions if d.action not in (RunAction.SKIP, RunAction.KEEP)]
+    return [d for d in decisions if d.action is not RunAction.DONE]
 
 
 @dataclass

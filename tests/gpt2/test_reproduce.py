@@ -70,16 +70,6 @@ def again(tmp_path, monkeypatch):
     return reproduced
 
 
-def test_training_twice_writes_no_data_where_the_run_says(made, tmp_path, monkeypatch):
-    run = made(DATA_DIR=str(tmp_path / "theirs"))
-    seen = []
-    monkeypatch.setattr(
-        gpt2.running.reproduce, "train_scratch", lambda plan: seen.append(plan) or 130
-    )
-    assert gpt2.running.reproduce.train_twice(tmp_path, str(run.path)) == (130, "")
-    assert seen[0].base.data.data_dir == "data"
-
-
 DIVERGED = {"losses": (3.5, 3.25)}
 NOT_DETERMINISTIC = {"requested": False, "resolved": False, "observed": False}
 

@@ -10,6 +10,7 @@ import pytest
 from gpt2.running import launch
 from lib.errors import KablateError, PreflightError, Problem, RunError
 from lib.runner.runner import RunnerOptions
+from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 SAVE = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
 
@@ -25,6 +26,10 @@ def test_an_error_is_not_hidden_and_starts_it_if_a_run_had_begun(
     raised = error(Problem("the disk is full", code="disk.write-failed"))
 
     def train(plan: object, runs: object, options: object, begun: list[object]) -> None:
+        # A run that another make has begun meanwhile is none of this one.
+        run = RunDir(tmp_path / "demo/a-s1-00000000")
+        run.path.mkdir(parents=True)
+        write_status(run, RunStatus(State.FAILED))
         if error is RunError:
             begun.append(plan)
         raise raised
