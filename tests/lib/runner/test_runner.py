@@ -113,13 +113,16 @@ def test_stops_after_a_failure_where_asked_to(study):
 
 
 def test_a_run_that_stalls_twice_fails_and_is_resumed(study):
-    """A worker that waits in a system call does not react to SIGTERM, and is killed."""
-    runs = {"b": {"fail_at": 1, "fails_by": "waiting for data"}}
-    code, stderr = study.make(runs=runs, stall_limit=1, grace=0.5)
+    """Rank 0 waits in a system call, where it does not react to SIGTERM; rank 1 is stopped."""
+    runs = {"b": {"fail_at": 1, "fails_by": "waiting for data", "rank_1": "stopping"}}
+    code, stderr = study.make(processes=2, runs=runs, stall_limit=1, grace=0.5)
     assert code == 1 and states(study, "abc") == [State.SUCCESS, State.FAILED, State.SUCCESS]
     assert "STALL_LIMIT_SECONDS=1" in study.status("b").message
     assert re.findall(r"^(\w+) +fake/01-b s1   no sign", stderr, re.M) == ["RETRY", "FAIL"]
-    assert (study.path("b") / "logs.txt").read_text().count(" in misbehave") == 2
+    log = (study.path("b") / "logs.txt").read_text()
+    # The stacks of one rank are not mixed with those of the other.
+    stacks = re.findall(r" in (misbehave|train|_train)$", log, re.M)
+    assert stacks == 4 * ["misbehave", "train", "_train"]
     assert study.journal().count("b-s1-b 1") == 1
     (study.folder / "healed").touch()
     assert study.make(runs=runs)[0] == 0
@@ -255,18 +258,6 @@ def test_a_failing_rank_ends_the_others_and_is_told_instead_of_what_follows_from
     for number, (name, (_, cause)) in enumerate(TEAM_FAILURES.items()):
         assert re.match(cause, study.status(name).message), name
         assert re.search(rf"^FAIL    fake/0{number}-{name} s1   {cause}", stderr, re.M), name
-
-
-def test_a_stopped_rank_ends_the_run(study):
-    """Rank 0 waits for rank 1, and no process dies."""
-    stopped = {"fails_by": "waiting for data", "rank_1": "stopping"}
-    code, _ = study.make(processes=2, stall_limit=1, grace=0.5, names=["a"], all=stopped)
-    assert code == 1 and "STALL_LIMIT_SECONDS=1" in study.status("a").message
-    log = (study.path("a") / "logs.txt").read_text()
-    # The stacks of one rank are not mixed with those of the other.
-    assert re.findall(r" in (misbehave|train|_train)$", log, re.M) == 4 * [
-        *("misbehave", "train", "_train")
-    ]
 
 
 def test_all_ranks_train_one_writes_and_may_take_its_time_once_the_others_have_ended(study):
