@@ -408,18 +408,15 @@ def test_machine_of_markdown(document: dict[str, Any], heading: str) -> None:
 
 
 def terminal_texts(step: str) -> dict[str, str]:
-    row = expected(step)
+    row, whole = expected(step), texts(step)
     return {
         "step": f"{row['number']} {step}",
         "val loss": f"{row['val_loss']:.4f}",
-        "ppl": f"{row['perplexity']:.2f}",
+        "ppl": whole["ppl"],
         "n": "4",
         "Δ baseline": "-" if step == "base" else half_interval(step, "base"),
         "verdict": words(step, "base"),
-        "params": f"{row['parameters']:,}",
-        "tokens": f"{row['tokens'] / 1000:.1f}k".replace(".0k", "k"),
-        "time": minutes(row["train_seconds"]),
-        "sparsity": "-" if step == "base" else f"{100 * row['sparsity']:.1f}%",
+        **{name: whole[name] for name in ("params", "tokens", "time", "sparsity")},
         "title": TITLES[step],
     }
 

@@ -5,7 +5,6 @@ import pytest
 from lib.report.compare import compare_runs
 from lib.report.options import BITS_PER_BYTE, NATS
 from lib.report.run_facts import field_differences, observed_differences
-from lib.runs.identity import flatten_identity
 from lib.runs.record import RunRecord
 from tests.lib.fabricated import DOCUMENTS, IDENTITY, MANIFEST, changed, write_run
 
@@ -131,13 +130,6 @@ def test_an_observed_value_that_is_not_the_requested_one_is_reported(tmp_path):
     manifest = changed(MANIFEST, **precision, attention__kernel="by rows")
     b = RunRecord(write_run(tmp_path / "b", identity=changed(IDENTITY, seed=2), manifest=manifest))
     assert [difference.field for difference in observed_differences(a, b)] == ["attention"]
-
-
-def test_flat_paths():
-    flat = flatten_identity(
-        {"a": {"name": "n", "b": [1, 2]}, "c": [{"name": "p", "d": 3}], "e": []}
-    )
-    assert flat == {"a": "n", "a.b": [1, 2], "c.p": "p", "c.p.d": 3}
 
 
 # Other texts and tokenizers: what was read and how it was split follow from the declared path.

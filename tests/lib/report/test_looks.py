@@ -200,11 +200,10 @@ def test_a_comparison_waits_for_its_own_runs_only(tmp_path, arm, judged):
     assert {v["step"] for v in study["verdicts"] if v["look"] == 1} == judged
     waiting = [v for v in study["verdicts"] if v["step"] not in judged]
     assert all(v["n"] == 2 and v["verdict"] is None for v in waiting)
-    taken = len(declared_lines(tmp_path))
     # The others are judged at the same look.
     study = report(tmp_path, 3)
     assert shares(study) == [0.2] and {v["look"] for v in study["verdicts"]} == {1}
-    assert bool(study["plan"].taken) is not bool(judged) and len(declared_lines(tmp_path)) > taken
+    assert bool(study["plan"].taken) is not bool(judged)
     assert not any("since" in remark for v in study["verdicts"] for remark in v["remarks"])
 
 
@@ -375,19 +374,6 @@ def test_comparisons_added_after_a_look_have_a_look_of_their_own(tmp_path):
     assert shares(later) == [0.2, 0.05, 0.3] and by_step(later)["none"]["planned_comparisons"] == 3
     # The reserve left is 0.05: half of it for the next addition.
     assert reserve_share(later["look_plan"], later["looks"]) == 0.025
-
-
-def test_another_rule_with_more_comparisons_judges_these_at_a_look_of_their_own(tmp_path):
-    """Such as VERDICT_AGAINST=both: every verdict is marked."""
-    few = ("base", "large", "small")
-    report(tmp_path, 3, arms=few, declared=few)
-    for _ in range(2):
-        study = report(tmp_path, 3, rule=VerdictRule(band=0.5))
-        assert shares(study) == [0.2, 0.05]
-        looks = [(v["look"], v["planned_comparisons"]) for v in study["verdicts"]]
-        assert looks == [(1, 2), (1, 2), (2, 1)]
-        assert all("rule changed after results: band" in v["remarks"] for v in study["verdicts"])
-        assert words(study)["large"] is EQUIVALENT
 
 
 def test_a_study_without_common_runs_has_looks_and_a_family_of_its_own(tmp_path):

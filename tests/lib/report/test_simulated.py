@@ -126,28 +126,6 @@ def test_the_promise_is_kept_in_1000_studies():
     assert after_last <= after_any <= 5.0
 
 
-def shares_of_lists(memory: bool) -> list[tuple[int, float]]:
-    """Return the looks of the lists SEEDS=1-3, then 1-5, then 1-8, with or without declarations."""
-    looks = []
-    losses_AN = NOISE["equal, r 0.5"][0](np.random.default_rng(3), 1, 8)[0]
-    known = VerdictPlan().declarations
-    for n in (3, 5, 8):
-        plan = VerdictPlan(looks=LookPlan.fixed(n), declarations=known)
-        plan = declare(plan, FAMILY, outcomes(losses_AN, n))
-        known = plan.declarations if memory else known
-        looks.append((n, plan.taken.share))
-    return looks
-
-
-def test_three_lists_of_seeds_need_the_declarations():
-    """Without them, a longer list would be judged as if it were the first."""
-    rates = [
-        false_words("equal, r 0.5", shares_of_lists(memory), "own", studies=1000)
-        for memory in (True, False)
-    ]
-    assert rates[0] <= 5.6 and rates[1] > 9
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("chain", [False, True], ids=["m18", "m35"])
 @pytest.mark.parametrize("variance, limit", [("shared", 5.0), ("own", 5.6)])

@@ -74,13 +74,6 @@ def test_a_single_contrast_is_the_paired_t_test():
     assert verdict["verdict"] is BETTER
 
 
-def test_the_own_rule_steps_down():
-    found = judged(study(*FOUR, (-0.03, -0.0295, -0.0302)), VerdictRule("own"))
-    first, last = found[0], found[-1]
-    assert last["p_adjusted"] == pytest.approx(5 * last["p_own"])
-    assert first["p_adjusted"] == pytest.approx(4 * first["p_own"])
-
-
 def test_equivalence_is_two_one_sided_tests():
     (verdict,) = judged(study((0.001, -0.0005, 0.0012, -0.0008, 0.0003)), VerdictRule(band=0.005))
     assert verdict["p_equivalent"] == pytest.approx(1.369387e-4, rel=1e-6)
