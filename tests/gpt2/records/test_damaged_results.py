@@ -11,9 +11,9 @@ import pytest
 
 from lib.runs.record import RunRecord, required_files
 from lib.runs.run_dir import RunDir
-from tests.command_server import CommandServer, words_of
 from tests.gpt2.study.large_study import write_large_study
 from tests.lib.fabricated import write_run
+from tests.run_command import run_command
 
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "absent": Path.unlink,
@@ -49,12 +49,11 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunDir, RunDi
     ids=lambda words: words[0],
 )
 def test_a_command_that_lists_runs_shows_it_as_damaged(
-    study: Any, server: CommandServer, tmp_path: Path, command: tuple[str, ...]
+    study: Any, command: tuple[str, ...]
 ) -> None:
     build, *_ = study
     script, *words = command
-    line = [*words_of(script), *words, "--json", "-O", str(build)]
-    code, out, err = server.run(line, os.environ, tmp_path, build)
+    code, out, err = run_command(script, *words, "--json", "-O", str(build))
     assert code == 0 and "Traceback" not in err, err
     states = {run["seed"]: run["state"] for run in json.loads(out)["runs"]}
     assert states == {1: "done", 2: "damaged"}
@@ -75,17 +74,14 @@ def test_a_command_that_lists_runs_shows_it_as_damaged(
     ],
     ids=" ".join,
 )
-def test_a_command_that_uses_a_result_refuses_it(
-    study: Any, server: CommandServer, tmp_path: Path, command: tuple[str, ...]
-) -> None:
+def test_a_command_that_uses_a_result_refuses_it(study: Any, command: tuple[str, ...]) -> None:
     """Also one that would not read the file."""
     build, intact, damaged = study
     before = {path: path.lstat().st_mtime_ns for path in (build / "results").rglob("*")}
     script, *words = command
     values = {"INTACT": str(intact.path), "RUN": str(damaged.path)}
     words = [values.get(word, word).replace("NAME", damaged.path.name) for word in words]
-    line = [*words_of(script), *words, "-O", str(build)]
-    code, _, err = server.run(line, os.environ, tmp_path, build)
+    code, _, err = run_command(script, *words, "-O", str(build))
     assert code == 2 and "[run.damaged]" in err, err
     assert damaged.path.name in err and "timing.jsonl" in err and "make rerun RUNS=" in err, err
     assert before == {path: path.lstat().st_mtime_ns for path in (build / "results").rglob("*")}
@@ -93,7 +89,7 @@ def test_a_command_that_uses_a_result_refuses_it(
 
 
 def test_a_damaged_run_of_another_study_is_refused_and_an_intact_one_is_reused(
-    server: CommandServer, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     build = tmp_path / "build"
     (run,) = write_large_study(build, 1, steps="0", iterations=20, documents=5)
@@ -102,10 +98,10 @@ def test_a_damaged_run_of_another_study_is_refused_and_an_intact_one_is_reused(
         shutil.copytree(run.path, other)
     shutil.rmtree(run.path)
     (others[1] / run.timing.name).unlink()
-    command = [*words_of("all"), "--steps", "0", "--seeds", "1", "-O", str(build)]
-    code, _, err = server.run(command, os.environ, tmp_path, build)
+    command = ["all", "--steps", "0", "--seeds", "1", "-O", str(build)]
+    code, _, err = run_command(*command)
     assert code == 0 and not run.path.exists(), err
     shutil.rmtree(others[0])
-    code, _, err = server.run(command, os.environ, tmp_path, build)
+    code, _, err = run_command(*command)
     assert code == 2 and "[run.damaged]" in err and "third" in err, err
     assert not run.path.exists()

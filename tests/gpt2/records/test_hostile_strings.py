@@ -1,7 +1,6 @@
 """No string of a run or study folder reaches a terminal, or a table, with an escape or a line of its own."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,9 +13,9 @@ import pytest
 
 from lib.files import write_json
 from lib.runs.run_dir import RunDir
-from tests.command_server import CommandServer, words_of
 from tests.gpt2.study.large_study import write_large_study
 from tests.lib.fabricated import seal
+from tests.run_command import run_command
 
 # Title of the window, colour, reversed text, clear the screen by one character, and a forged line.
 HOSTILE = "x\x1b]0;t\x07\x1b[31mred\u202eevil\u2066\u200f\x9b2J\r\x85\u2028\nFORGED all is well"
@@ -105,19 +104,15 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     [*(("0-8", name) for name in COMMANDS), *(("0", name) for name in FEW)],
 )
 def test_no_command_prints_a_control_character_or_a_line_of_a_run(
-    steps: str,
-    name: str,
-    hostile: Callable[[str], Path],
-    server: CommandServer,
-    tmp_path: Path,
+    steps: str, name: str, hostile: Callable[[str], Path]
 ) -> None:
     """And ends as documented."""
     build = hostile(steps)
     runs = sorted((build / "results").glob("*/*-s1-*"))
     values = {"STEPS": steps, "SEEDS": "1-3", "A": str(runs[0]), "B": str(runs[-1])}
     script, *words = COMMANDS[name]
-    command = [*words_of(script), *(values.get(w, w) for w in words), "-O", str(build)]
-    code, out, err = server.run(command, os.environ, tmp_path, build)
+    words = [values.get(word, word) for word in words]
+    code, out, err = run_command(script, *words, "-O", str(build))
     assert "Traceback" not in err and code in (0, 1, 2, 4, 6), err
     for text in (out, err):
         assert [line for line in text.splitlines() if FORBIDDEN.search(line)] == []

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.command_server import CommandServer, words_of
 from tests.gpt2.records.test_hostile_strings import FORBIDDEN, HOSTILE
 from tests.gpt2.study.large_study import write_large_study
+from tests.run_command import run_command
 
 STUDY = ("--steps", "0,1", "--seeds", "1-3")
 CLAIMS = """
@@ -34,21 +34,20 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory, server: CommandServer) -> dict[str, Any]:
+def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what each command prints about two finished steps, the index, and the document."""
     folder = tmp_path_factory.mktemp("stored")
     build = folder / "build"
     write_large_study(build, 3, steps="0,1", iterations=20, documents=5)
     (build / "claims.toml").write_text(CLAIMS)
-    shown = {name: run(server, build, folder, name)[:2] for name in COMMANDS}
+    shown = {name: run(build, name)[:2] for name in COMMANDS}
     file, index = build / "results/ratio/verdicts.json", build / "results/index.html"
     return {"build": build, "shown": shown, "file": file, "index": index.read_bytes()}
 
 
-def run(server: CommandServer, build: Path, scratch: Path, name: str) -> tuple[int, str, str]:
+def run(build: Path, name: str) -> tuple[int, str, str]:
     script, *words = COMMANDS[name]
-    command = [*words_of(script), *words, "-O", str(build)]
-    return server.run(command, {**os.environ, "ALLOW_DIRTY": "y"}, scratch, build)
+    return run_command(script, *words, "-O", str(build))
 
 
 def forged(value: Any) -> Any:
@@ -77,9 +76,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_no_command_takes_a_word_of_a_stored_document(
-    damage: str, before: dict[str, Any], server: CommandServer, tmp_path: Path
-) -> None:
+def test_no_command_takes_a_word_of_a_stored_document(damage: str, before: dict[str, Any]) -> None:
     """Each run of a command finds the damaged document, also the one that writes it."""
     change, commands = DAMAGES[damage]
     build, file = before["build"], before["file"]
@@ -88,7 +85,7 @@ def test_no_command_takes_a_word_of_a_stored_document(
         file.unlink()
         file.write_text(document)
         change(file)
-        code, out, err = run(server, build, tmp_path, command)
+        code, out, err = run(build, command)
         assert "Traceback" not in err and not FORBIDDEN.search(out + err), err
         assert (code, out) == before["shown"][command], err
     if damage != "forged":
@@ -100,16 +97,14 @@ def test_no_command_takes_a_word_of_a_stored_document(
     file.write_text(document)
 
 
-def test_two_directories_of_one_run_are_one_run(
-    before: dict[str, Any], server: CommandServer, tmp_path: Path
-) -> None:
+def test_two_directories_of_one_run_are_one_run(before: dict[str, Any], tmp_path: Path) -> None:
     """A copy in the place of another seed is no second result, and a copy beside it none at all."""
     build = Path(shutil.copytree(before["build"], tmp_path / "build"))
     first, second = sorted((build / "results/ratio").glob("baseline-s[12]-*"))
     shutil.copytree(first, first.with_name(f"{first.name}-copy"))
     shutil.rmtree(second)
     shutil.copytree(first, second)
-    code, out, err = run(server, build, tmp_path, "report")
+    code, out, err = run(build, "report")
     rows = {row["slug"]: row for row in json.loads(out)["rows"]}
     assert rows["baseline"]["n"] == 2 and "not comparable" in rows["baseline"]["state"]
     assert "Traceback" not in err and code == 0

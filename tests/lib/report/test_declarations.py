@@ -289,7 +289,8 @@ def test_another_record_of_an_earlier_version_is_damaged_or_not_read(tmp_path):
         path.write_text(text)
         with pytest.raises(ConfigError) as caught:
             read_declarations(tmp_path)
-        assert caught.value.codes == ["run.damaged"]
+        (problem,) = caught.value.problems
+        assert problem.code == "run.damaged" and "move it aside" in problem.next
 
 
 def test_a_line_that_is_appended_is_read_again(tmp_path):
