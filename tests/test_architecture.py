@@ -25,7 +25,7 @@ from lib.config.tree import KconfigTree, item_type
 from lib.optim import build as optimizers
 from lib.optim import reference as optim_reference
 from lib.optim.options import AdamwpruneOptions
-from lib.project import ROOT, python_module_command
+from lib.project import ROOT
 from lib.pruning import pruners
 from lib.pruning import reference as pruning_reference
 from lib.pruning.options import NoneOptions
@@ -105,17 +105,11 @@ def own_modules(names):
 
 
 def test_i2_a_model_loads_few_modules():
-    """By the imports of the sources, and in a process; another mechanism may have another file."""
+    """Beside the files of its parts: another mechanism may have another file."""
     built = [*attention.MODULES.values(), *mlp.MODULES.values()]
     parts = {part.__module__ for part in built if isinstance(part, type)}
-    probe = "import sys, gpt2.model; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    for loaded in (loaded_by("gpt2/model.py") | {"gpt2.model"}, done.stdout.split()):
-        own = own_modules(loaded)
-        assert "gpt2.model" in own and len(own - parts) < MODEL_MODULES, sorted(own - parts)
-        assert "gpt2.config" not in own
+    own = own_modules(loaded_by("gpt2/model.py")) - parts
+    assert len(own) < MODEL_MODULES and "gpt2.config" not in own, sorted(own)
 
 
 def test_i2_a_configuration_loads_no_verdicts():
@@ -140,28 +134,17 @@ def test_i2_options_and_light_commands_load_no_torch():
     assert {path: names for path, names in heavy.items() if names} == {}
 
 
-@pytest.mark.parametrize("command", ["why SEED", "plan", "status", "report"])
-def test_i2_commands_run_without_torch(command, configured):
-    """Checked in the process itself, to include imports inside functions."""
-    words = [*["-X", "importtime", "-m", "lib.kablate"], *command.split()]
+def test_i2_commands_run_without_torch(tmp_path):
+    """Checked in a process, to include imports inside functions."""
+    lines = ["import sys", "from lib.kablate import call"]
+    words = (["defconfig", "gpt2-ratio-small"], ["constants"], ["why", "SEED"], ["plan"])
+    for name, *more in (*words, ["status"], ["report"]):
+        lines.append(f"assert call({name!r}, {[*more, '-O', str(tmp_path)]}) == 0, {name!r}")
+    lines.append("assert 'torch' not in sys.modules")
     done = subprocess.run(
-        [sys.executable, *words, "-O", configured],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True
     )
-    imported = re.findall(r"\| +(lib|torch)$", done.stderr, re.MULTILINE)
-    assert (done.returncode, imported) == (0, ["lib"]), done.stderr[-2000:]
-
-
-@pytest.fixture(scope="module")
-def configured(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("build")
-    for words in (["defconfig", "gpt2-ratio-small"], ["constants"]):
-        command = python_module_command("lib.kablate", *words, "-O", str(folder))
-        subprocess.run(command, check=True, capture_output=True)
-    return folder
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @functools.cache
