@@ -1,7 +1,7 @@
 """Names that documents, docstrings and comments mention, and that do not exist.
 
 Checked are the code spans and code blocks of Markdown files: make targets and variables, symbols,
-files. In Python, a quoted identifier is defined or used in its module, in one that it imports, or in
+files, tests. In Python, a quoted identifier is defined or used in its module, in one that it imports, or in
 its package, and the spelling of an unquoted word makes it an identifier of the tree (CamelCase,
 snake_case). Placeholders (NAME, <study>, *.py) are skipped.
 """
@@ -29,28 +29,6 @@ ENVIRONMENT = {
     *("TYPE_CHECKING", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CUDA_VISIBLE_DEVICES"),
     *("HIP_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_TOKEN", "WANDB_API_KEY", "WANDB_BASE_URL"),
     "TRACKIO_DIR",
-}
-# Generated files and folders; what is in such a folder is not checked.
-WRITTEN = {
-    # In the build folder.
-    *(".venv", ".config", ".config.old", "config.py", "defconfig", "data", "results", "check.json"),
-    *("reproduced", "determinism"),
-    # Beside the runs.
-    *(
-        "claims.tex",
-        "claims.md",
-        "claims.toml",
-        "table.md",
-        "table.csv",
-        "table.tex",
-        "verdicts.json",
-        "declarations.jsonl",
-    ),
-    *("report.html", "figures", "trackers", "trackio", "dataset.json", "digests.json"),
-    # In the folder environment of a run.
-    *("environment", "packages.txt", "python_version.txt", "interpreter.json", "hw.json"),
-    *("nvidia_smi.txt", "rocm_smi.txt", "snapshot.json", "pip_freeze.txt", "uv_version.txt"),
-    *("conda_version.txt", "pip_version.txt", "conda_list_explicit.txt"),
 }
 # Names of torch, transformers and GPT-2, products, values of choices, placeholders of usage lines.
 WORDS = {
@@ -91,6 +69,10 @@ class KnownNames:
     names: Set[str]
     # Files and folders of the tree (by path and by name), and the files of a run.
     paths: Set[str]
+    # Files and folders that the product writes; what is in such a folder is not checked.
+    written: Set[str]
+    # Functions and files of tests.
+    tests: Set[str]
 
 
 @cache
@@ -102,6 +84,15 @@ def known_names():
     of_runs = (
         value for value in vars(RunDir).values() if isinstance(value, property | cached_property)
     )
+    strings = {
+        node.value
+        for parsed in modules().values()
+        for node in nodes(parsed)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    sources = (text for path, text in texts().items() if path.startswith("tests/"))
+    tests = {name for text in sources for name in re.findall(r"\bdef (test_\w+)", text)}
+    names_of_tree = {str(path) for path in paths} | {path.name for path in paths}
     defconfigs, fragments = list_defconfigs(ROOT)
     return KnownNames(
         targets=MAKE_TARGETS,
@@ -109,9 +100,9 @@ def known_names():
         names=MAKE_VARIABLES
         | ENVIRONMENT
         | {symbol.name for symbol in KconfigTree(ROOT).symbols()},
-        paths={str(path) for path in paths}
-        | {path.name for path in paths}
-        | {str(value.__get__(run)) for value in of_runs},
+        paths=names_of_tree | {str(value.__get__(run)) for value in of_runs},
+        tests=tests | {PurePosixPath(name).stem for name in names_of_tree},
+        written=(strings | {".config.old"}) - names_of_tree,
     )
 
 
@@ -142,11 +133,14 @@ def _wrong_names(line, known):
     for symbol in _SYMBOL.finditer(line):
         if symbol[1] not in known.names:
             yield "symbol", symbol[1]
+    for test in re.findall(r"`(test_\w+)`", line):
+        if test not in known.tests:
+            yield "test", test
     for word in map(str, _WORD.findall(line)):
         word = word.removeprefix("./").rstrip(".")
         is_path = word.endswith(_SUFFIXES) and not word.startswith(("/", "~", "-", "$", "+"))
-        written = word.split("/")[0] in WRITTEN or _PLACEHOLDER.search(word)
-        if is_path and not written and word.rstrip("/") not in known.paths:
+        skipped = word.split("/")[0] in known.written or _PLACEHOLDER.search(word)
+        if is_path and not skipped and word.rstrip("/") not in known.paths:
             yield "path", word
 
 

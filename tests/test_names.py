@@ -11,6 +11,8 @@ KNOWN = KnownNames(
     configurations={"gpt2-124m", "cpu"},
     names={"STEPS", "SYM", "SET", "N_LAYER", "O"},
     paths={"lib/config/field.py", "binding.py", "gpt2", "status.json"},
+    written={"results"},
+    tests={"test_a_rule"},
 )
 
 
@@ -25,6 +27,7 @@ KNOWN = KnownNames(
         ("`CONFIG_N_LAYERS`", "symbol", "N_LAYERS"),
         ("`lib/bindings.py`", "path", "lib/bindings.py"),
         ("see `lib/nothing/`", "path", "lib/nothing/"),
+        ("`test_a_rule`, `test_no_rule`", "test", "test_no_rule"),
     ],
 )
 def test_a_wrong_name_is_found(text, kind, name):
