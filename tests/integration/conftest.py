@@ -1,19 +1,16 @@
 """Build folders with a very small configuration and a few text files."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpt2.data.prepare import prepare_dataset
 from gpt2.study.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
-from lib.project import ROOT
 from tests.build_folder import write_build, write_texts
 from tests.command_server import Command, CommandServer, words_of
 
@@ -129,23 +126,3 @@ def trained(
 
     shutil.copytree(shared_folder("trained", train), tmp_path, dirs_exist_ok=True)
     return Folder(tmp_path, server, scratch)
-
-
-@pytest.fixture
-def with_write_faults(
-    write_faults: Path | None, server: CommandServer, tmp_path: Path
-) -> Callable[..., Any]:
-    """Return a function that runs a module under write_faults.c, and returns its last line, JSON."""
-    if write_faults is None:
-        pytest.skip("requires a C compiler")
-
-    def run(module: str, *arguments: object) -> Any:
-        command = [str(Path(__file__).with_name(f"{module}.py")), *map(str, arguments)]
-        # For the processes that the module starts.
-        variables = {"LD_PRELOAD": str(write_faults), "PYTHONPATH": str(ROOT)}
-        # Many cases take hours.
-        done = server.start(command, {**_outside(), **variables}, tmp_path, ROOT, 24 * 3600)
-        assert done.wait(24 * 3600) == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return run

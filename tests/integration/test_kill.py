@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import sys
@@ -11,13 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from lib.env.ranks import rank_environment
 from lib.runs.run_dir import RunDir, State, read_status
 from tests.command_server import Command
-from tests.fuzz.harness import temporary_folder
-from tests.integration.conftest import SINGLE, Folder
+from tests.integration.conftest import IN_PROCESS, SINGLE, Folder
 
 STEPS = "1,full"
 DETERMINISTIC = ("metrics.jsonl", "per_query.csv", "model.safetensors")
@@ -60,10 +60,9 @@ def test_killed_and_resumed_equals_uninterrupted(build, tmp_path):
     def rows() -> int:
         return sum(path.read_bytes().count(b"\n") for path in study.glob("*/metrics.jsonl"))
 
-    # While saving, during an evaluation (before its log line), and anywhere.
+    # While saving, and anywhere.
     assert kill_when(start(folder, 2), lambda: any(study.glob("*/checkpoints/.tmp-*")))
-    assert kill_when(start(folder, 2), lambda: rows() >= 9)
-    assert kill_when(start(folder, 2), lambda: rows() >= 17)
+    assert kill_when(start(folder, 2), lambda: rows() >= 13)
     assert start(folder, 2).wait() == 0
     assert outcome(folder.path) == whole
 
@@ -104,27 +103,95 @@ def test_a_signal_to_every_process_saves_the_run_and_loses_no_sidecar(build):
     assert "is lost" not in make.stderr
 
 
+class Team:
+    """A small training of one or two ranks that is started again and again, under write_faults.c."""
+
+    def __init__(self, folder: Folder, ranks: int, library: Path) -> None:
+        self.folder, self.ranks, self.library = folder, ranks, library
+        self.counter = folder.scratch / "counter"
+        (self.run,) = folder.runs("")
+
+    def train(self, kill_at: int = 0, seconds: float = 120) -> int:
+        """Train until the end, call ``kill_at`` that writes, or a moment; return the number of calls."""
+        self.counter.write_bytes(bytes(8))
+        meeting = self.folder.scratch / "rendezvous"
+        meeting.unlink(missing_ok=True)
+        fault = {"KILL_ROOT": str(self.folder.path / "results"), "KILL_COUNTER": str(self.counter)}
+        fault |= {"KILL_AT": str(kill_at), "LD_PRELOAD": str(self.library)}
+        ended = time.monotonic() + seconds
+        team = [
+            self.folder.start(*IN_PROCESS, **rank_environment(rank, self.ranks, meeting), **fault)
+            for rank in range(self.ranks)
+        ]
+        killed = False
+        while any(process.poll() is None for process in team):
+            if time.monotonic() > ended or 0 < kill_at <= self.calls():
+                killed = True
+                for process in team:
+                    process.kill()
+            time.sleep(0.001)
+        assert killed or {process.wait() for process in team} == {0}, team[0].stderr
+        return self.calls()
+
+    def calls(self) -> int:
+        """Return the number of calls below the results so far, of all ranks and sidecars."""
+        return int.from_bytes(self.counter.read_bytes(), sys.byteorder)
+
+    def outcome(self) -> dict[str, bytes]:
+        """Return the deterministic files of the run; of the summary, without times."""
+        final = json.loads((self.run / "summary.json").read_text())["final"]
+        files = {name: (self.run / name).read_bytes() for name in DETERMINISTIC}
+        return {**files, "summary.json": json.dumps(final, sort_keys=True).encode()}
+
+    def same_after_kills(self, kind: str, count: int, seed: str) -> list[bool]:
+        """Spread the kills over a run; return for each whether the resumed run has the same bytes."""
+        began = time.monotonic()
+        calls = self.train()
+        seconds, whole, chance, same = time.monotonic() - began, self.outcome(), Random(seed), []
+        for number in range(count):
+            place = (number + chance.random()) / count
+            # A kill in the first moments leaves no folder.
+            shutil.rmtree(self.folder.path / "results", ignore_errors=True)
+            if kind == "write":
+                self.train(kill_at=1 + int(place * (calls - 1)))
+            else:
+                self.train(seconds=place * seconds)
+            self.train()
+            same.append(self.outcome() == whole)
+        return same
+
+
+@pytest.fixture
+def team(build, write_faults) -> Callable[[int], Team]:
+    if write_faults is None:
+        pytest.skip("requires a C compiler")
+
+    def prepare(ranks: int) -> Team:
+        settings = {"GPUS": ranks, "BATCH_SIZE": 4 // ranks, "GRAD_ACCUMULATION": 1}
+        settings |= {"EVAL_INTERVAL": 4, "CHECKPOINT_INTERVAL": 2, "MAX_ITERS": 8}
+        folder = build(**SINGLE, **settings, OOM_FALLBACK=False, TELEMETRY_INTERVAL=10)
+        return Team(folder, ranks, write_faults)
+
+    return prepare
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_killed_in_a_write_and_resumed_equals_uninterrupted(with_write_faults, ranks):
+def test_killed_in_a_write_and_resumed_equals_uninterrupted(team, ranks):
     """The first half of the bytes reaches the file."""
-    with temporary_folder() as folder:
-        kills = with_write_faults("kill_at_write", folder, ranks, "write", 3, 5)["kills"]
-    assert len(kills) == 3 and all(kills.values()), kills
+    assert team(ranks).same_after_kills("write", 3, "5") == [True] * 3
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("kind", ["write", "time"])
-def test_many_kills_leave_the_bytes_of_an_uninterrupted_run(with_write_faults, capsys, ranks, kind):
+def test_many_kills_leave_the_bytes_of_an_uninterrupted_run(team, capsys, ranks, kind):
     """COUNT kills at writes, and half as many at moments."""
     count = int(os.environ.get("COUNT") or 100) // (1 if kind == "write" else 2)
-    seed = os.environ.get("SEED") or 1
-    with temporary_folder() as folder:
-        kills = with_write_faults("kill_at_write", folder, ranks, kind, count, seed)["kills"]
+    same = team(ranks).same_after_kills(kind, count, os.environ.get("SEED") or "1")
     with capsys.disabled():
-        sys.stdout.write(f"{ranks} ranks, {kind}, same bytes: {sum(kills.values())}/{count}\n")
-    assert len(kills) == count and all(kills.values()), kills
+        sys.stdout.write(f"{ranks} ranks, {kind}, same bytes: {sum(same)}/{count}\n")
+    assert same == [True] * count
 
 
 # Batches of an evaluation and tokens of a sample take long enough that stops fall into them.
@@ -147,7 +214,7 @@ def stop(process: Command, run: RunDir, way: str) -> None:
 def test_many_stops_leave_the_bytes_of_an_uninterrupted_run(build, capsys, ranks):
     """COUNT stops: in turn while it starts, evaluates, saves, samples, and anywhere."""
     count = int(os.environ.get("COUNT") or 100)
-    chance = random.Random(f"{os.environ.get('SEED') or 1} {ranks}")
+    chance = Random(f"{os.environ.get('SEED') or 1} {ranks}")
     folder = build(**STOPPED, GPUS=ranks, GRAD_ACCUMULATION=2 // ranks)
     script, (run,) = "all", map(RunDir, folder.runs(""))
     began = time.monotonic()

@@ -11,9 +11,9 @@ import pytest
 
 from tests.command_server import CommandServer
 from tests.integration.conftest import IN_PROCESS, SINGLE, Folder, set_up
-from tests.integration.kill_at_write import DETERMINISTIC
 
 SETTINGS = {"EVAL_INTERVAL": 4, "CHECKPOINT_INTERVAL": 2, "MAX_ITERS": 8, "TELEMETRY_INTERVAL": 10}
+DETERMINISTIC = ("metrics.jsonl", "per_query.csv", "model.safetensors", "summary.json")
 # Commands, and what they write anew.
 TRAIN, MAKE, DATA, REPORT = IN_PROCESS, ("all",), ("data",), ("report",)
 EXPORT, CONFIGURE, CONSTANTS = ("export", "run"), ("defconfig", "gpt2-ratio-small"), ("constants",)

@@ -1,9 +1,8 @@
 /* Disturb the system calls of a process that change files. A preloaded library; a write that is disturbed
  * is torn: its first half reaches the file.
  *
- * KILL_ROOT, KILL_COUNTER, KILL_AT, KILL_GROUP: count the calls below the folder KILL_ROOT, in the file
- * KILL_COUNTER, which all processes share; kill the process group KILL_GROUP, and that of the caller, at
- * call KILL_AT: a sidecar has a group of its own.
+ * KILL_ROOT, KILL_COUNTER, KILL_AT: count the calls below the folder KILL_ROOT, in the file KILL_COUNTER,
+ * which all processes share; kill the process group of the caller at call KILL_AT.
  * FAIL_PATH, FAIL_AT, FAIL_ERRNO: calls of a process on files that match the pattern FAIL_PATH fail with
  * FAIL_ERRNO from call FAIL_AT on. Opening and removing a file fail on a read-only file system only (EROFS). */
 #define _GNU_SOURCE
@@ -74,9 +73,6 @@ static enum fault fault_of_descriptor(int descriptor)
 static int disturb(enum fault fault)
 {
 	if (fault == KILL) {
-		const char *group = getenv("KILL_GROUP");
-		if (group && atoi(group) > 1)
-			kill(-atoi(group), SIGKILL);
 		kill(0, SIGKILL);
 		pause();
 	}
