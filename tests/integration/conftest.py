@@ -13,6 +13,7 @@ from gpt2.study.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
 from tests.build_folder import write_build, write_texts
 from tests.command_server import Command, CommandServer, words_of
+from tests.integration.tree import commit_copy
 
 SMALL: dict[str, SymbolValue] = {
     "DEVICE_CPU": True,
@@ -107,6 +108,12 @@ def build(
         return Folder(tmp_path, server, tmp_path_factory.mktemp("streams"))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def committed(shared_folder: Callable[..., Path]) -> Path:
+    """Return a repository with the current files of this tree, to be cloned."""
+    return shared_folder("committed", commit_copy)
 
 
 @pytest.fixture

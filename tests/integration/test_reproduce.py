@@ -18,7 +18,7 @@ from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.command_server import CommandServer
 from tests.integration.conftest import SINGLE, SMALL, set_up
-from tests.integration.tree import commit_copy, git
+from tests.integration.tree import git
 
 # A line of the trainer, and an edit that changes a training from its second step on.
 LINE = "    measured = optimizer_step(session, micro_batches, lr)\n"
@@ -56,12 +56,11 @@ class Clone:
 
 
 @pytest.fixture(scope="module")
-def origin(tmp_path_factory: pytest.TempPathFactory, server: CommandServer) -> Clone:
+def origin(
+    committed: Path, tmp_path_factory: pytest.TempPathFactory, server: CommandServer
+) -> Clone:
     """Return a repository with the current files of this tree committed."""
-    folder = tmp_path_factory.mktemp("origin") / "tree"
-    folder.mkdir()
-    commit_copy(folder)
-    return Clone(folder, server, tmp_path_factory.mktemp("streams"))
+    return Clone(committed, server, tmp_path_factory.mktemp("streams"))
 
 
 @pytest.fixture(scope="module")

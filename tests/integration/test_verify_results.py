@@ -29,9 +29,10 @@ from lib.runs.run_dir import RunDir
 from lib.tracking.sources import WandbServerSource
 from tests.command_server import CommandServer
 from tests.integration.conftest import set_up
-from tests.integration.tree import commit_copy, git
+from tests.integration.tree import git
 from tests.lib.fabricated import changed
 from tests.loopback.wandb_server import WandbServer, serving
+from tests.make_command import make
 
 STEPS, SEEDS = "0,5", "1,2,3"
 TRACKERS = {"TRACKER_WANDB": True, "TRACKER_WANDB_MODE_OFFLINE": True}
@@ -53,35 +54,24 @@ class Pair:
 
     def make(self, *words: str, **variables: str) -> subprocess.CompletedProcess:
         """Run ``make verify-results`` in the repository."""
-        unset = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "STEPS", "SEEDS", "RUNS", "JSON", "V"}
-        environment = {k: v for k, v in os.environ.items() if k not in unset}
         # The interpreter has another tree installed; PYTHONPATH selects this one.
-        ready = ["make", "-o", "setup", f"PYTHON={sys.executable}", f"O={self.build}"]
-        return subprocess.run(
-            [*ready, "verify-results", *words],
-            cwd=self.tree,
-            env={**environment, "PYTHONPATH": str(self.tree), "SEEDS": SEEDS, **variables},
-            capture_output=True,
-            text=True,
-        )
+        given = {"PYTHONPATH": str(self.tree), "SEEDS": SEEDS, **variables}
+        python = [f"PYTHON={sys.executable}", "-o", "setup"]
+        return make("verify-results", *words, f"O={self.build}", *python, cwd=self.tree, **given)
 
 
 @pytest.fixture(scope="session")
-def pair(shared_folder: Callable[..., Path], server: CommandServer) -> Pair:
-    folder = shared_folder("published", partial(publish, server))
+def pair(shared_folder: Callable[..., Path], committed: Path, server: CommandServer) -> Pair:
+    folder = shared_folder("published", partial(publish, server, committed))
     build = folder / "build"
     plan = make_plan(config_layers(build), build, steps=STEPS, seeds=SEEDS)
     return Pair(folder / "tree", build, [RunDir(run.path) for run in plan.runs])
 
 
-def publish(server: CommandServer, folder: Path) -> None:
-    """Commit a copy of this tree, push it, and train the runs with it."""
+def publish(server: CommandServer, committed: Path, folder: Path) -> None:
+    """Clone this tree, and train the runs with the clone."""
     tree, build = folder / "tree", folder / "build"
-    tree.mkdir()
-    commit_copy(tree)
-    git(folder, "init", "-q", "--bare", "remote")
-    git(tree, "remote", "add", "origin", str(folder / "remote"))
-    git(tree, "push", "-q", "origin", "HEAD")
+    git(folder, "clone", "-q", str(committed), "tree")
     # With a band this wide, a step that changes little is EQUIVALENT.
     set_up(build, **TRACKERS, VERDICT_BAND="0.5")
     environment = {k: v for k, v in os.environ.items() if k not in ("V", "JSON", "ALLOW_DIRTY")}

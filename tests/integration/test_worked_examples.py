@@ -15,7 +15,7 @@ import pytest
 from black.cache import CACHE_DIR, Cache
 
 from lib.project import ROOT
-from tests.integration.tree import commit_copy, git
+from tests.integration.tree import git
 from tests.source import MAKE_VARIABLES
 
 MYPY_CACHE = ".mypy_cache"
@@ -27,10 +27,10 @@ BLOCK = re.compile(r"(?:^\*\*(\S+)\*\*\n\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | 
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Iterator[Path]:
+def clone(committed: Path, tmp_path: Path) -> Iterator[Path]:
     """Return a repository with the current files of this tree, and an interpreter for it."""
     folder = tmp_path / "clone"
-    commit_copy(folder)
+    git(tmp_path, "clone", "-q", str(committed), "clone")
     _install(folder, tmp_path / "venv")
     _copy_caches(folder, tmp_path / "black")
     yield folder
