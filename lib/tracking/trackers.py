@@ -118,17 +118,21 @@ class TrackerWandb:
         self._finished = True
 
     def stored(self, sent: int) -> int:
-        """Return the iterations on the server at the start; at the end ``sent``, if W&B's reader finds the end."""
+        """Return the iterations on the server at the start; at the end ``sent``, if they are in its file."""
         if self._options.mode == "online":
             return sent if self._finished else self._run.starting_step - 1
         if not self._finished:
             return 0
         # W&B's service process writes the last records only when it ends.
         self._wandb.teardown()
-        command = ("wandb", "leet", "inspect", "--summary", "--json", self._run.sync_dir)
-        inspected = subprocess.run(python_module_command(*command), capture_output=True)
-        ended = not inspected.returncode and json.loads(inspected.stdout)["exit_code"] is not None
-        return sent if ended else 0
+        return sent if has_end(self._run.sync_dir) else 0
+
+
+def has_end(folder: str) -> bool:
+    """Return whether W&B's reader finds the end of the offline run in ``folder``."""
+    command = ("wandb", "leet", "inspect", "--summary", "--json", folder)
+    inspected = subprocess.run(python_module_command(*command), capture_output=True)
+    return not inspected.returncode and json.loads(inspected.stdout)["exit_code"] is not None
 
 
 class TrackerTrackio:

@@ -24,6 +24,8 @@ from lib.files import sha256_file
 from lib.runs.run_dir import RunDir, State
 from lib.tracking import options as tracking_options
 from lib.tracking import sidecar
+from lib.tracking.options import TrackerWandbOptions
+from lib.tracking.trackers import TrackerWandb, has_end
 from tests.json_rows import read_rows
 from tests.loopback.stores import History, trackio_history, wandb_history
 
@@ -177,6 +179,12 @@ def test_three_trackers_do_not_change_the_run(
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 20
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+
+    # A cut file of W&B counts as lost, and so does that of a process that has died.
+    (file,) = tmp_path.glob("run/trackers/wandb/offline-run-*/*.wandb")
+    file.write_bytes(file.read_bytes()[:-1])
+    assert not has_end(str(file.parent))
+    assert TrackerWandb(TrackerWandbOptions("offline", ""), done.files).stored(3) == 0
 
 
 CAUSES = {
