@@ -32,11 +32,6 @@ SEEN = {"full": FullOptions(), "sliding": SlidingOptions(window=11)}
 MADE = {"dense": DenseOptions(), "grouped": GroupedOptions(n_kv_head=2)}
 
 
-@pytest.fixture(scope="module")
-def tree():
-    return KconfigTree()
-
-
 @pytest.fixture
 def rope():
     return Rope(ModelShape(**SHAPE), ROPE)
@@ -138,30 +133,15 @@ class TestModel:
         assert deviation(config, calls) <= TIGHT
 
 
-class TestConfiguration:
-    """Symbols, and rejected combinations."""
-
-    def build(self, tree, **settings):
-        return resolve_config(tree, [ConfigLayer.of("defconfig", "test", settings)])
-
-    def test_the_default_is_gpt2s(self, tree):
-        assert self.build(tree).model.attention.positions.name == "learned"
-        found = self.build(tree, POSITIONS_ROPE=True).model.attention.positions
-        assert found == RopeOptions(base=10000.0)
-        found = self.build(tree, POSITIONS_ROPE=True, ROPE_BASE="500000").model.attention.positions
-        assert found.base == 500000.0
-
-    @pytest.mark.parametrize(
-        ("settings", "problem"),
-        [
-            (
-                {"MODEL_SIZE_CUSTOM": True, "N_EMBD": 36, "N_HEAD": 4},
-                "POSITIONS_ROPE: .* 9",
-            ),
-            ({"ATTENTION_PROJECTION_LATENT": True}, "POSITIONS_ROPE"),
-            ({"ROPE_BASE": "1.5"}, r"ROPE_BASE: .*1\.5"),
-        ],
-    )
-    def test_invalid_combinations_are_rejected(self, tree, settings, problem):
-        with pytest.raises(ConfigError, match=problem):
-            self.build(tree, POSITIONS_ROPE=True, **settings)
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"MODEL_SIZE_CUSTOM": True, "N_EMBD": 36, "N_HEAD": 4}, "POSITIONS_ROPE: .* 9"),
+        ({"ATTENTION_PROJECTION_LATENT": True}, "POSITIONS_ROPE"),
+        ({"ROPE_BASE": "1.5"}, r"ROPE_BASE: .*1\.5"),
+    ],
+)
+def test_invalid_combinations_are_rejected(settings, problem):
+    layer = ConfigLayer.of("defconfig", "test", {"POSITIONS_ROPE": True} | settings)
+    with pytest.raises(ConfigError, match=problem):
+        resolve_config(KconfigTree(), [layer])

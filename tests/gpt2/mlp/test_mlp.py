@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpt2.attention.state import AttentionOutputs, BlockState
+from gpt2.attention.state import AttentionOutputs
 from gpt2.mlp.gate import _running_mean
 from gpt2.mlp.mlp import Mlp, reference_mlp
 from gpt2.mlp.options import ACTIVATIONS
@@ -92,34 +92,6 @@ def test_values_and_gradients_equal_the_formula(case, activation, block):
         torch.testing.assert_close(mine, its, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("mechanism", ALL)
-def test_with_alpha_zero_the_mlp_is_dense(mechanism):
-    config = make_model_config("latent", mechanisms=(mechanism,), parts=OFF)
-    mlp = build(config)
-    dense = build(config_of("dense"))
-    dense.load_state_dict(mlp.state_dict(), strict=False)
-    x_BTC, view, _ = inputs(config)
-
-    out_BTC, state = mlp(x_BTC, view)
-
-    assert torch.equal(out_BTC, dense(x_BTC, view)[0])
-    if mechanism == GATE:
-        assert torch.equal(state.head_scale_BTN, torch.ones(BATCH, TOKENS, 4, dtype=torch.float64))
-    if mechanism == LATENT:
-        assert not state.latent_shift_BTR.any()
-
-
-def test_the_last_block_passes_no_state_on():
-    config = config_of("all")
-    mlp = build(config, block=1)
-    x_BTC, view, _ = inputs(config)
-
-    _, state = mlp(x_BTC, view)
-
-    assert GATE not in mlp.mechanisms
-    assert state == BlockState()
-
-
 def test_only_cross_token_requests_attention_weights():
     asked = config_of("all", n_layer=3)
     parts = {CROSS: {"sparsity": "rms", "topk": 3, "tau": 0.7, "detach_weights": False}}
@@ -133,20 +105,6 @@ def test_only_cross_token_requests_attention_weights():
     for case in ("dense", "gate", "latent-tied"):
         config = config_of(case)
         assert [config.mlp.request(site) for site in config.sites()] == [None, None]
-
-
-def test_the_gate_reads_what_the_other_mechanisms_made_of_h():
-    config = config_of("all")
-    mlp = build(config)
-    x_BTC, view, _ = inputs(config)
-    seen = {}
-    mlp.mechanisms[GATE].register_forward_pre_hook(lambda _, args: seen.update(gate=args[0]))
-    mlp.c_proj.register_forward_pre_hook(lambda _, args: seen.update(c_proj=args[0]))
-
-    mlp(x_BTC, view)
-
-    assert list(mlp.mechanisms) == [CROSS, LATENT, GATE]
-    assert seen["gate"] is seen["c_proj"]
 
 
 def test_dropout_acts_in_training_only():

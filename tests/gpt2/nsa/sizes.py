@@ -67,15 +67,6 @@ def seen(given, t):
     return [blocks, chosen + t % given.select + 1, min(given.window, t + 1)]
 
 
-def full_attention(q_BNTH, k_BKSH, v_BKSH):
-    """Compute full attention by formula; the last query belongs to the last token."""
-    k, v = (x.repeat_interleave(q_BNTH.shape[1] // x.shape[1], 1) for x in (k_BKSH, v_BKSH))
-    scores = torch.einsum("bnth,bnsh->bnts", q_BNTH, k) / q_BNTH.shape[-1] ** 0.5
-    queries, tokens = scores.shape[-2:]
-    later = torch.arange(tokens) > torch.arange(tokens - queries, tokens)[:, None]
-    return torch.softmax(scores.masked_fill(later, -torch.inf), -1) @ v
-
-
 def attended(q_BNTH, k_BKSH, v_BKSH, given):
     """Return the head outputs of each branch for shared keys and values."""
     blocks = compress_blocks(k_BKSH, given, None), compress_blocks(v_BKSH, given, None)

@@ -17,10 +17,7 @@ from gpt2.nsa.gather import (
     visible_tokens,
 )
 from gpt2.nsa.options import NsaOptions, merges_ranges, resolve_backend
-from gpt2.study.resolve import resolve_config
-from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree
-from lib.errors import ConfigError, PreflightError
+from lib.errors import PreflightError
 from tests.gpt2.builders import PARTS
 
 OPTIONS = NsaOptions(**PARTS["nsa"])
@@ -170,11 +167,6 @@ class TestRanges:
 class TestChoice:
     """Selection of the backend by device."""
 
-    def pattern(self, **symbols):
-        chosen = {"ATTENTION_PROJECTION_GROUPED": True, "ATTENTION_PATTERN_NSA": True}
-        layers = [ConfigLayer.of("command line", "test", {**chosen, **symbols})]
-        return resolve_config(KconfigTree(), layers).model.attention.pattern
-
     @pytest.mark.parametrize(("installed", "expected"), [(True, "triton"), (False, "gather")])
     def test_by_device(self, monkeypatch, installed, expected):
         monkeypatch.setattr("gpt2.nsa.options.find_spec", lambda name: installed or None)
@@ -201,14 +193,6 @@ class TestChoice:
         if code == "gpu.unsupported":
             assert f"{device!r}" in caught.value.problems[0].what
             assert "SET=NSA_BACKEND_BLOCKS=y" in caught.value.problems[0].next
-
-    def test_symbols(self):
-        pattern = self.pattern()
-        assert (pattern.backend, pattern.ranges) == ("auto", "")
-        pattern = self.pattern(NSA_BACKEND_GATHER=True, NSA_RANGES_ADAPTIVE=True)
-        assert (pattern.backend, pattern.ranges, pattern.ranges_min) == ("gather", "adaptive", 1024)
-        with pytest.raises(ConfigError, match="NSA_RANGES"):
-            self.pattern(NSA_BACKEND_AUTO=True, NSA_RANGES_MERGED=True)
 
 
 def packed_attention(q, k, v, starts_q, starts_k, scale):

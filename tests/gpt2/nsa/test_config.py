@@ -36,6 +36,9 @@ class TestConfiguration:
     def test_symbols(self):
         found = self.config(NSA_PHI_MEAN=True).model.attention.pattern
         assert found == options(**PAPER, phi="mean", hidden=0)
+        pattern = self.config(NSA_BACKEND_GATHER=True, NSA_RANGES_ADAPTIVE=True)
+        pattern = pattern.model.attention.pattern
+        assert (pattern.backend, pattern.ranges, pattern.ranges_min) == ("gather", "adaptive", 1024)
 
     @pytest.mark.parametrize(
         "symbols",
@@ -43,6 +46,7 @@ class TestConfiguration:
             {"RECIPROCAL": True},
             {"RA_CROSS_TOKEN": True},
             {"MLP_CROSS_TOKEN": True},
+            {"NSA_RANGES_MERGED": True},
             {"ATTENTION_PROJECTION_GROUPED": False, "ATTENTION_PROJECTION_DENSE": True},
         ],
         ids=lambda symbols: next(reversed(symbols)),

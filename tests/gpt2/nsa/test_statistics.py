@@ -7,8 +7,9 @@ import torch
 
 from gpt2.mechanism_statistics import HasStatistics, collect_statistics
 from gpt2.nsa import reference
-from gpt2.nsa.module import gate_statistics, selection_statistics
+from gpt2.nsa.module import gate_statistics
 from gpt2.nsa.select import chosen_blocks
+from tests.gpt2.nsa.sizes import PAIR, POSITIONS, options
 from tests.gpt2.test_mechanism_statistics import T, built, given_to, tokens
 
 ALL = ("compressed", "selected", "window")
@@ -87,9 +88,6 @@ def test_selected_blocks():
 
 
 def test_where_no_block_is_free_its_distance_is_left_out():
-    options = built(projection="grouped", pattern="nsa").h[0].attn.pattern.options
-    found = selection_statistics(torch.tensor([[[[0, -1], [0, -1], [0, 1]]]]), options)
-    assert math.isnan(found["nsa/distance"]) and found["nsa/chosen"] == 0
     model = built(projection="grouped", pattern="nsa")
     values = collect_statistics(model, tokens(model)[:, :4])
     assert values["nsa/distance"] == [None, None]
@@ -130,3 +128,23 @@ def test_where_blocks_are_ranked_by_keys_of_no_branch():
     model = built(projection="grouped", pattern="nsa", parts=parts)
     values = collect_statistics(model, tokens(model))
     assert 0 < values["nsa/chosen"][0] < 1
+
+
+def test_blocks_are_ranked_by_rotated_heads(build, monkeypatch):
+    """Statistics rank with the same queries and keys as training."""
+    pattern = options(phi="mean", branch_compressed=False)
+    case = build(27, projection=PAIR, positions=POSITIONS[1], pattern=pattern)
+    ranked, right = [], chosen_blocks
+
+    def note(q_BKgTH, compressed_BKMH, *given):
+        ranked.append((q_BKgTH, compressed_BKMH[0]))
+        return right(q_BKgTH, compressed_BKMH, *given)
+
+    monkeypatch.setattr("gpt2.nsa.branches.chosen_blocks", note)
+    monkeypatch.setattr("gpt2.nsa.module.chosen_blocks", note)
+    with torch.no_grad():
+        case()
+        heads = case.module.c_attn(case.x_BTC, case.state)
+        case.module.pattern.statistics(case.x_BTC, heads)
+    trained, shown = ranked
+    assert all(map(torch.equal, trained, shown))
