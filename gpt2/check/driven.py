@@ -193,7 +193,7 @@ class DrivenRun:
     def _session(self, template: TrainingSession) -> TrainingSession:
         state = build_state(self.config, cast(GPT, DrivenModel()), template.group)
         compute_in_chunks(state, _CHUNK)
-        shared = ("run", "dataset", "tokenizer", "heartbeat", "origin", "init_digests")
+        shared = ("run", "dataset", "tokenizer", "origin", "init_digests")
         return TrainingSession(
             **vars(state),
             **{name: vars(template)[name] for name in shared},

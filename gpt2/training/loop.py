@@ -47,7 +47,7 @@ from gpt2.training.out_of_memory import (
     cpu_memory_errors,
     probe_memory,
 )
-from gpt2.training.records import EventCallback, Heartbeat, RecordWriter, StopCondition
+from gpt2.training.records import EventCallback, RecordWriter, StopCondition
 from gpt2.training.results import write_results
 from gpt2.training.resume import continue_optimizer, resume, run_fingerprint
 from gpt2.training.rng import seed_all
@@ -182,7 +182,6 @@ def open_session(
         ),
         evaluate=Evaluator(config, dataset.val, device, group, records.evaluated),
         records=records,
-        heartbeat=Heartbeat(records.run, group.rank, device, records.guard),
         budget=TrainingBudget(config),
         clock=TrainingClock(),
         order=DataOrder(group),
@@ -224,7 +223,7 @@ def _ready(
         entries = initial_manifest_entries(session, rng_at_start)
         begin_manifest(session.run, session.device, pids, entries, order)
     _write_status(session, State.RUNNING)
-    session.heartbeat.beat("start", session.iteration, fallbacks=len(session.oom_fallbacks))
+    session.beat("start", fallbacks=len(session.oom_fallbacks))
     records.line("TRAIN", startup_summary(session))
     for note in notes(session.config):
         records.line(note.tag, note.text)
@@ -356,7 +355,7 @@ def _step_that_fits(session: TrainingSession, batches: Batches, log: MetricsLog)
     """Run one step with as many out-of-memory fallbacks as needed; return the batches to use next."""
     waiting = time.perf_counter()
     micro_batches = next(batches)
-    session.heartbeat.waits.append(time.perf_counter() - waiting)
+    session.waits.append(time.perf_counter() - waiting)
     n_fallbacks = len(session.oom_fallbacks)
     while True:
         try:
@@ -486,7 +485,7 @@ def _record_evaluation(session: TrainingSession, evaluation: EvaluationResult) -
     if not math.isfinite(evaluation.loss):
         raise nonfinite_evaluation_error(session, evaluation.loss)
     session.evaluated_at = session.iteration
-    session.heartbeat.beat("eval", session.iteration, val_loss=evaluation.loss)
+    session.beat("eval", val_loss=evaluation.loss)
     session.records.metrics(
         kind="eval",
         iteration=session.iteration,

@@ -105,7 +105,7 @@ class MetricsLog:
         )
         fallbacks = len(session.oom_fallbacks)
         figures = {"toks_per_s": speed, "mfu": mfu, "eta_s": eta, "fallbacks": fallbacks}
-        session.heartbeat.beat("train", iteration, **step, **figures)
+        session.beat("train", **step, **figures)
         log_health_check(session)
         session.sidecars.check()
         self._losses.clear()
@@ -162,4 +162,4 @@ def record_statistics(session: TrainingSession) -> None:
         if found := [value for each in layers for value in each if value is not None]:
             gates[field] = worst(found)
     statistics = reduce_over_layers(values)
-    session.heartbeat.beat("statistics", session.iteration, statistics=statistics, **gates)
+    session.beat("statistics", statistics=statistics, **gates)

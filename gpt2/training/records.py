@@ -1,4 +1,4 @@
-"""The records that a run appends to while it trains, its heartbeats, and its stop.
+"""The records that a run appends to while it trains, and its stop.
 
 ``metrics.jsonl`` contains what the configuration and the seed determine, and is truncated to the
 checkpoint when a run resumes; ``timing.jsonl`` contains values that vary from run to run.
@@ -11,14 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lib.errors import EXIT_INTERRUPTED, EXIT_TIME_LIMIT, Problem
 from lib.files import canonical_json, naming, no_follow, sha256_prefix, write_atomic
 from lib.runs.lease import no_guard
 from lib.runs.run_dir import RunDir
-from lib.tracking.telemetry import memory_and_cpu_seconds
-from lib.units import MIB
 
 # A statistics row has about thirty values per layer.
 _MAX_RECORD_BYTES = 1 << 20
@@ -148,46 +144,6 @@ def _open(path: Path) -> int:
     tail = os.pread(descriptor, _MAX_RECORD_BYTES, max(0, size - _MAX_RECORD_BYTES))
     os.ftruncate(descriptor, size - len(tail) + tail.rfind(b"\n") + 1)
     return descriptor
-
-
-class Heartbeat:
-    """Writer of heartbeat_rank<rank>.jsonl, of each rank; the lines are not synced to the disk."""
-
-    def __init__(
-        self, run: RunDir, rank: int, device: torch.device, guard: Callable[[], None] = no_guard
-    ) -> None:
-        self._path, self._rank, self._device, self._guard = run.heartbeat(rank), rank, device, guard
-        # Seconds spent waiting for each batch since the last line.
-        self.waits: list[float] = []
-
-    def beat(self, message: str, iteration: int, **facts: Any) -> None:
-        """Append one line: at the start, at each log interval, evaluation and statistics."""
-        now = time.time()
-        if self._device.type == "cuda":
-            allocated = torch.cuda.memory_allocated(self._device) / MIB
-            reserved = torch.cuda.memory_reserved(self._device) / MIB
-        else:
-            # Resident memory.
-            allocated = reserved = memory_and_cpu_seconds([os.getpid()])[0]
-        record = {
-            "ts": now,
-            "iso": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now)),
-            "pid": os.getpid(),
-            "rank": self._rank,
-            "step": iteration,
-            "msg": message,
-            "dt_fetch_s": sum(self.waits) / len(self.waits) if self.waits else None,
-            "mem_alloc_mib": allocated,
-            "mem_reserved_mib": reserved,
-            **facts,
-        }
-        self.waits.clear()
-        self._guard()
-        with (
-            naming(self._path),
-            open(self._path, "a", encoding="utf-8", opener=no_follow) as stream,
-        ):
-            stream.write(canonical_json(record) + "\n")
 
 
 class StopCondition:

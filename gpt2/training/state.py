@@ -3,8 +3,11 @@
 Shape suffixes: R ranks, S steps, B micro-batch or sequences of one rank and step, T tokens.
 """
 
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any, Self, cast
 
 import torch
@@ -18,18 +21,21 @@ from gpt2.data.tokenizer import Tokenizer
 from gpt2.evaluate import Evaluator
 from gpt2.model import GPT
 from gpt2.training.budget import TrainingBudget, TrainingClock
-from gpt2.training.records import Heartbeat, RecordWriter
+from gpt2.training.records import RecordWriter
 from gpt2.training.rng import gather_rng_state, restore_rng_state
 from lib.env.machine import grad_scaler
 from lib.env.observe import NondeterministicOperations
 from lib.env.process_group import ProcessGroup
 from lib.env.sharded import placed_like, whole_copy
+from lib.files import canonical_json, naming, no_follow
 from lib.optim.build import build_optimizer
 from lib.optim.optimizers import Optimizer, parameter_groups
 from lib.pruning.pruners import Pruner, build_pruner
 from lib.runs.lease import no_guard
 from lib.runs.run_dir import RunDir
 from lib.tracking.sidecar import Sidecars
+from lib.tracking.telemetry import memory_and_cpu_seconds
+from lib.units import MIB
 
 MicroBatch = tuple[Tensor, Tensor]
 # The first step allocates the optimizer's state, so the second step has the peak memory.
@@ -180,7 +186,6 @@ class TrainingSession(TrainState):
     tokenizer: Tokenizer
     evaluate: Evaluator
     records: RecordWriter
-    heartbeat: Heartbeat
     budget: TrainingBudget
     clock: TrainingClock
     order: DataOrder
@@ -200,6 +205,8 @@ class TrainingSession(TrainState):
     earlier_divisions: list[dict[str, Any]] = field(default_factory=list)
     # Operations without a deterministic implementation, if DETERMINISTIC is warn.
     nondeterministic_ops: NondeterministicOperations | None = None
+    # Seconds spent waiting for each batch since the last heartbeat.
+    waits: list[float] = field(default_factory=list)
     # Started after the manifest is written.
     sidecars: Sidecars = field(default_factory=Sidecars)
 
@@ -228,6 +235,35 @@ class TrainingSession(TrainState):
                 self.order.offered,
             )
         )
+
+    def beat(self, message: str, **facts: Any) -> None:
+        """Append a line to heartbeat_rank<rank>.jsonl of this rank, without syncing it to the disk.
+
+        At the start, at each log interval, evaluation and statistics.
+        """
+        now, path = time.time(), self.run.heartbeat(self.group.rank)
+        if self.device.type == "cuda":
+            allocated = torch.cuda.memory_allocated(self.device) / MIB
+            reserved = torch.cuda.memory_reserved(self.device) / MIB
+        else:
+            # Resident memory.
+            allocated = reserved = memory_and_cpu_seconds([os.getpid()])[0]
+        record = {
+            "ts": now,
+            "iso": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now)),
+            "pid": os.getpid(),
+            "rank": self.group.rank,
+            "step": self.iteration,
+            "msg": message,
+            "dt_fetch_s": fmean(self.waits) if self.waits else None,
+            "mem_alloc_mib": allocated,
+            "mem_reserved_mib": reserved,
+            **facts,
+        }
+        self.waits.clear()
+        self.records.guard()
+        with naming(path), open(path, "a", encoding="utf-8", opener=no_follow) as stream:
+            stream.write(canonical_json(record) + "\n")
 
     @property
     def configured(self) -> Config:

@@ -154,6 +154,11 @@ def test_checkpoints_are_those_of_ddp_and_resume_on_other_numbers_of_processes(c
         assert ended == [["SUCCESS", BARE_ITERATIONS, ""]] * size
         tables = [losses(run, BARE_ITERATIONS) for run in (trained, whole)]
         torch.testing.assert_close(*tables, rtol=2e-6, atol=2e-6)
+        # Measured on the whole model.
+        assert [row["iteration"] for row in trained.rows("statistics")] == [BARE_ITERATIONS]
+    manifest = trained.manifest()
+    assert manifest["knobs"]["data_parallel"]["observed"] == "fsdp"
+    assert manifest["deviations"] == []
 
 
 @pytest.mark.parametrize(

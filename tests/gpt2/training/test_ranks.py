@@ -177,16 +177,10 @@ def test_rank_0_decides_when_to_stop(configure, train, ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fsdp", [False, True])
-def test_a_run_with_a_killed_rank_resumes_to_the_same_bytes(configure, together, fsdp):
-    """Dropout is on, so the stream of each rank must be restored; with statistics and pruning."""
-    config = configure(
-        **SPLITS[2], STATISTICS_INTERVAL=3, DATA_PARALLEL_FSDP=fsdp, MAX_ITERS=BARE_ITERATIONS
-    )
+def test_a_run_with_a_killed_rank_resumes_to_the_same_bytes(configure, together):
+    """Dropout is on, so the stream of each rank must be restored."""
+    config = configure(**SPLITS[2], MAX_ITERS=BARE_ITERATIONS)
     whole, _ = together(config, "whole")
-    manifest = whole.manifest()
-    assert manifest["knobs"]["data_parallel"]["observed"] == ("fsdp" if fsdp else "ddp")
-    assert manifest["deviations"] == []
 
     def deadly(session: TrainingSession, *rest: Any) -> Any:
         if session.group.rank == 1 and session.iteration == 5:
