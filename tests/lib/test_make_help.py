@@ -63,22 +63,21 @@ def test_completion_knows_targets_variables_symbols_and_runs(tmp_path, shell, ty
     assert replies == expected, done.stderr
 
 
-def test_completion_has_the_names_of_the_sources():
-    """The script reads sources, because it must be fast and runs without packages."""
-    for pattern, path, names in (
-        (
-            r'^ *Check\("([a-z_]+)"',
-            "gpt2/check/__init__.py",
-            set(CHECKS),
-        ),
+@pytest.mark.parametrize(
+    ("pattern", "path", "names"),
+    [
+        (r'^ *Check\("([a-z_]+)"', "gpt2/check/__init__.py", set(CHECKS)),
         (r'^ *Gpu\("([a-z0-9-]+)"', "lib/env/gpu.py", set(GPUS)),
         (
             r'^\[\[step\]\]\nname = "(.*)"',
             "gpt2/study/studies/ratio.toml",
             {step.slug for step in STUDIES["ratio"].steps},
         ),
-    ):
-        assert set(re.findall(pattern, (ROOT / path).read_text(), re.MULTILINE)) == names
+    ],
+)
+def test_completion_has_the_names_of_the_sources(pattern, path, names):
+    """The script reads sources, because it must be fast and runs without packages."""
+    assert set(re.findall(pattern, (ROOT / path).read_text(), re.MULTILINE)) == names
 
 
 def test_help_puts_the_summary_into_the_run_group():
@@ -89,18 +88,13 @@ def test_help_puts_the_summary_into_the_run_group():
 def test_the_help_fits_one_screen_of_60_lines_and_80_columns():
     text = help_text()
     assert text.count("\n") <= 60 and "No .config yet" in text
-    for lines in (text.splitlines(), help_text(every=True).splitlines()):
+    every = help_text(every=True)
+    assert [name for name in VARIABLES if name.isupper() and f"{name}=" not in every] == []
+    for lines in (text.splitlines(), every.splitlines()):
         assert max(map(len, lines)) <= 80
         entries = [x for x in lines if x.startswith("  ") and "No .config yet" not in x]
         # Two columns.
         assert [x for x in entries if x[23] != " " or x[24] == " "] == []
-
-
-def test_every_variable_is_in_the_long_help():
-    text = help_text(every=True)
-    assert [
-        v.name for v in VARIABLES.values() if v.name.isupper() and f"{v.name}=" not in text
-    ] == []
 
 
 def test_the_document_has_the_table_of_the_variables():
