@@ -112,10 +112,12 @@ def test_without_a_config_the_step_comes_from_the_studys_own_defconfig(tmp_path)
 
 
 def test_a_table_keeps_the_rest_of_the_study_that_has_begun(planned):
-    whole = planned(**STUDY)
-    whole.runs[0].path.mkdir(parents=True)
+    whole = planned(**STUDY, seeds="1,9")
+    for run in (whole.runs[0], whole.runs[-1]):
+        run.path.mkdir(parents=True)
     part = planned(**STUDY, steps="7")
-    assert [run.variant.number for run in table_plan(part).runs] == [0, 7]
+    table = [(run.variant.number, run.seed) for run in table_plan(part).runs]
+    assert table == [(0, 1), (7, 1), (18, 9)]
 
 
 def test_plan_loads_no_torch_and_writes_nothing(configure):

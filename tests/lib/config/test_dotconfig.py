@@ -236,7 +236,9 @@ def test_each_value_that_is_no_default_has_its_source(tree: KconfigTree, root, t
     assert sources["LATENT_DIM"] == (32, "edited", ".config")
     assert sources["N_LAYER"] == (5, "plan", "demo/run s7")
     assert sources["OUTPUT_DIR"] == ("x", "plan", "demo/run s7")
-    fragment = {where.split(":")[0] for _, label, where in sources.values() if label == "fragment"}
-    assert fragment == {"defconfigs/+quick"} and len(found) < len(values)
+    assert {label for _, label, _ in sources.values()} == {
+        *("defconfig", "fragment", "command line", "edited", "plan")
+    }
+    assert sources["OPTIMIZER"][1:] == ("fragment", "defconfigs/+quick:4")
     dense = explicit_settings(config, values | {"PROJECTION": "dense"}, "x")["PROJECTION"]
     assert dense == {"value": "dense", "label": "plan", "where": "x"}
