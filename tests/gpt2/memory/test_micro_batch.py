@@ -6,7 +6,7 @@ from gpt2.check.cases import plan_cases
 from gpt2.memory import micro_batch, predict
 from gpt2.study.plan import config_layers, make_plan
 from lib.config.field import SymbolValue
-from lib.env.gpu import GPUS, gpu_with_memory
+from lib.env.gpu import GPUS
 from lib.errors import ConfigError, PreflightError
 from lib.json_files import DamagedRecord
 from tests.build_folder import write_build
@@ -96,19 +96,6 @@ def test_check_tests_one_sequence(tmp_path):
     cases = plan_cases(config_layers(write_build(tmp_path, BASE)), build_dir=tmp_path)
     trains = [case.config.train for case in cases.chosen if case.config]
     assert [(t.batch_size, t.grad_accumulation) for t in trains] == [(1, 24)] * 3
-
-
-def test_the_prediction_is_exact_at_its_result(configure):
-    config = configure("ra", BATCH_SIZE=1, GRAD_ACCUMULATION=8, DEVICE_CUDA=True)
-    target = GPUS["h100"]
-
-    training = predict.FakeTrainingStep(config)
-    for size in (0, 2, 8):
-        # Context and fragmentation, as of a card.
-        peak, _ = training.needs(target, size or 1).highest()
-        room = (peak.total() - (0 if size else 1000)) * 1.05 / 2**30 + 1.0
-        memory = gpu_with_memory(room * (1 + 1e-9))
-        assert predict.largest_that_fits(training, target, memory) == size
 
 
 def test_a_gpu_decides_if_there_is_one(configure, monkeypatch):
