@@ -183,7 +183,7 @@ def check_data(subject: StepUnderTest) -> list[CheckFinding]:
         return _problems(error, "a text that can be prepared")
     prepared = (folder / MANIFEST).exists()
     try:
-        dataset = open_dataset(data, context.build_dir, shape.vocab_size)
+        dataset = open_dataset(data, context.build_dir)
         sampler = TrainSampler(dataset.train, shape.block_size, subject.config.seed)
     except DataError as error:
         if prepared:

@@ -18,7 +18,6 @@ import numpy as np
 
 from gpt2.data.hub import HubCorpus
 from gpt2.data.options import DataOptions
-from gpt2.data.options import vocab_size as tokenizer_vocab_size
 from gpt2.data.own_files import OwnText, TokenFiles
 from gpt2.data.packages import PACKAGED, PackagedCorpus
 from gpt2.data.shards import read_index
@@ -158,21 +157,9 @@ class PreparedDataset:
         return float(self.manifest["unigram_entropy_nats"])
 
 
-def open_dataset(
-    config: DataOptions, build_dir: Path, vocab_size: int | None = None
-) -> PreparedDataset:
-    """Open the prepared data set of ``config`` after verifying every byte of it.
-
-    Raises DataError if it is missing or damaged, or needs more than the model's ``vocab_size``.
-    """
-    folder = dataset_folder(config, build_dir)
-    tokens = tokenizer_vocab_size(config.tokenizer)
-    if vocab_size is not None and vocab_size < tokens:
-        what = f"the model's vocabulary is too small for the tokenizer {config.tokenizer}"
-        what += f" (expected at least {tokens} tokens, got {vocab_size})"
-        advice = "type: make menuconfig, and choose the model's tokenizer"
-        raise DataError(Problem(what, next=advice, code="data.vocabulary-too-large"))
-    return open_folder(folder)
+def open_dataset(config: DataOptions, build_dir: Path) -> PreparedDataset:
+    """Open the data set of ``config``. Raises DataError if it is missing or damaged."""
+    return open_folder(dataset_folder(config, build_dir))
 
 
 def open_folder(folder: Path) -> PreparedDataset:

@@ -106,7 +106,7 @@ def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> d
     Raises PreflightError if the weights are missing or damaged, DataError if the data differs from
     the data of the run.
     """
-    dataset = open_dataset(config.data, build_dir, config.model.shape.vocab_size)
+    dataset = open_dataset(config.data, build_dir)
     recorded = RunRecord(run).manifest.value(str, "data", "digest")
     if dataset.digest != recorded:
         what = f"data differs from the data of the run (expected {recorded}, got {dataset.digest})"

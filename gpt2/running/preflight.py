@@ -279,10 +279,10 @@ def check_weights(configs: Sequence[Config], build_dir: Path) -> None:
 def check_data(configs: Sequence[Config], build_dir: Path) -> None:
     """Prepare missing data sets, and verify every byte of each. Raises PreflightError."""
     problems: list[Problem] = []
-    for data, vocab_size in {(c.data, c.model.shape.vocab_size): None for c in configs}:
+    for data in dict.fromkeys(config.data for config in configs):
         try:
             prepare_dataset(data, build_dir)
-            open_dataset(data, build_dir, vocab_size)
+            open_dataset(data, build_dir)
         except KablateError as error:
             problems.extend(error.problems)
     if problems:

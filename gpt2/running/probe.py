@@ -95,7 +95,7 @@ def evaluation_seconds(training: TrainState, build_dir: Path, clock: Clock) -> f
     """
     config, shape = training.config, training.config.model.shape
     try:
-        split = open_dataset(config.data, build_dir, shape.vocab_size).val
+        split = open_dataset(config.data, build_dir).val
         budget = config.data.eval_tokens, config.data.eval_documents
         windows = len(evaluation_windows(split, shape.block_size, *budget))
     except DataError:

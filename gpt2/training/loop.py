@@ -158,7 +158,7 @@ def open_session(
     group = group or ProcessGroup()
     require_machine(config.machine, config.train.gpus)
     device = set_up(config.machine, group.process, config.train.gpus)
-    dataset = open_dataset(config.data, build_dir, config.model.shape.vocab_size)
+    dataset = open_dataset(config.data, build_dir)
     # The digest of the data set includes that of its vocabulary.
     _require_equal(group, "data and vocabulary", dataset.digest)
     model = GPT(config.model)

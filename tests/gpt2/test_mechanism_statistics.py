@@ -9,11 +9,7 @@ import torch
 from torch import nn
 
 from gpt2.attention.rows import ScoreChunks
-from gpt2.mechanism_statistics import (
-    HasStatistics,
-    collect_statistics,
-    gate_statistics,
-)
+from gpt2.mechanism_statistics import collect_statistics
 from gpt2.model import GPT, Execution
 from tests.gpt2.builders import EVERYTHING, make_model_config
 
@@ -160,13 +156,6 @@ def check_gate(statistics, name, g_BNT, layer):
     assert expected["gate_std"] > 0.01
 
 
-def test_closed_and_open_fractions_of_a_gate():
-    g = torch.tensor([[[0.01, 0.02], [0.96, 0.99]]])
-    found = {name: value.item() for name, value in gate_statistics("it", g).items()}
-    assert (found["it/gate_closed"], found["it/gate_open"]) == (0.5, 0.5)
-    assert found["it/gate_std"] == pytest.approx((0.005 + 0.015) / 2)
-
-
 def test_statistics_of_cross_token_and_latent_mixes():
     model = built(projection="latent", mechanisms=("mlp_cross_token", "mlp_latent"))
     cross, latent = (model.h[0].mlp.mechanisms[name] for name in ("mlp_cross_token", "mlp_latent"))
@@ -188,11 +177,14 @@ def test_statistics_of_cross_token_and_latent_mixes():
     assert statistics["mlp_latent/share"] == pytest.approx((added.norm() / h_BTM.norm()).item())
 
 
-def test_model_and_rng_state_are_unchanged():
+def test_every_mechanism_reports_and_nothing_is_changed():
     model = built(dropout=0.5, **EVERYTHING)
     weights = {name: p.clone() for name, p in model.named_parameters()}
     generator, state = torch.get_rng_state(), vars(model.h[0].attn).copy()
     first = collect_statistics(model, tokens(model))
+    mechanisms = {"attention", "reciprocal", "ra_cross_token"}
+    mechanisms |= {"mlp_cross_token", "mlp_latent", "mlp_attn_gate"}
+    assert {name.split("/")[0] for name in first} == mechanisms
     assert collect_statistics(model, tokens(model)) == first
     assert torch.equal(torch.get_rng_state(), generator)
     assert not any(part._forward_hooks for part in model.modules())
@@ -201,17 +193,3 @@ def test_model_and_rng_state_are_unchanged():
         assert torch.equal(parameter, weights[name]) and parameter.grad is None
     with pytest.raises(AssertionError, match="evaluation mode"):
         collect_statistics(model.train(), tokens(model))
-
-
-def test_every_mechanism_with_a_gate_or_a_mix_reports_statistics():
-    model = built(**EVERYTHING)
-    parts = [part for part in model.h[0].modules() if isinstance(part, HasStatistics)]
-    assert {type(part).__name__ for part in parts} == {
-        "Attention",
-        "MlpCrossToken",
-        "MlpLatent",
-        "MlpAttnGate",
-    }
-    names = {name.split("/")[0] for name in collect_statistics(model, tokens(model))}
-    mechanisms = {"reciprocal", "ra_cross_token", "attention"}
-    assert names == mechanisms | {"mlp_cross_token", "mlp_latent", "mlp_attn_gate"}

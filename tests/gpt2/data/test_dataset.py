@@ -69,12 +69,6 @@ def test_every_byte_of_the_manifest_counts(folder, config, tmp_path, refused):
         assert ("seal" in problem.what) == is_sealed
 
 
-def test_model_with_too_small_a_vocabulary(folder, config, tmp_path, refused):
-    open_dataset(config(), tmp_path, 257)
-    problem = refused("data.vocabulary-too-large", open_dataset, config(), tmp_path, 256)
-    assert "257" in problem.what and "256" in problem.what
-
-
 def test_windows_cross_shards_in_another_process_too(prepared, folder, monkeypatch):
     """A pickled split contains paths only."""
     opened = prepared()

@@ -9,7 +9,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpt2.data.dataset import dataset_folder, open_dataset
-from gpt2.data.own_files import OwnText
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.split import Document, folded_digest, pieces
 from gpt2.data.tokenizer import ByteTokenizer
@@ -109,13 +108,6 @@ def test_a_long_text_is_held_out_in_several_places(config, tmp_path):
     assert len(opened.train.documents) == len(opened.val.documents) == 3
     held_out = opened.val.n_tokens / (opened.val.n_tokens + opened.train.n_tokens)
     assert held_out == pytest.approx(0.1, abs=0.001)
-
-
-def test_the_folder_is_another_one_than_of_whole_documents(config, tmp_path, monkeypatch):
-    write(tmp_path / "texts", 9)
-    by_pieces = dataset_folder(config(), tmp_path)
-    monkeypatch.setattr(OwnText, "unit", lambda *given: "document")
-    assert dataset_folder(config(), tmp_path) != by_pieces
 
 
 @settings(max_examples=50)
