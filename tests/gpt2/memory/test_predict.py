@@ -197,19 +197,18 @@ def short(right):
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "wrong", "slug", "settings", "target", "said"),
+    ("owner", "name", "wrong", "slug", "said"),
     [
-        (Mlp, "__init__", narrow, "baseline", {}, GPU, "h.0.mlp.c_proj"),
-        (ChunkedBackward, "_softmaxes", short, "ract", {}, GPU, "backward, last block"),
+        (Mlp, "__init__", narrow, "baseline", "h.0.mlp.c_proj"),
+        (ChunkedBackward, "_softmaxes", short, "ract", "backward, last block"),
     ],
 )
 def test_a_wrong_dimension_is_reported_with_its_source_line(
-    owner, name, wrong, slug, settings, target, said, configure, monkeypatch
+    owner, name, wrong, slug, said, configure, monkeypatch
 ):
     monkeypatch.setattr(owner, name, wrong(getattr(owner, name)))
     with pytest.raises(RunError) as caught:
-        estimate(configure(slug, **settings), target)
+        estimate(configure(slug), GPU)
     (problem,) = caught.value.problems
     assert problem.code == "model.shape-mismatch" and said in problem.what
-    module = owner.__module__ if isinstance(owner, type) else owner.__name__
-    assert re.fullmatch(module.replace(".", "/") + r"\.py:\d+", problem.where)
+    assert re.fullmatch(owner.__module__.replace(".", "/") + r"\.py:\d+", problem.where)
