@@ -212,11 +212,8 @@ NUMBERS = [
 ]
 
 
-def test_a_number_holds_if_it_has_the_quoted_digits_and_sign(runs, tmp_path):
-    document = document_of(read_study("demo", runs))
-    path = tmp_path / "claims.toml"
-    for text, recorded, holds in NUMBERS:
-        path.write_text(f'[[claim]]\nname = "c"\n{figure(text)}')
-        row = document["rows"][0] | {"val_loss": recorded}
-        (claim,) = check_claims(read_claims(path), document | {"rows": [row]})
-        assert bool(claim["problems"]) is not holds, (text, recorded)
+@pytest.mark.parametrize(("text", "recorded", "holds"), NUMBERS)
+def test_a_number_holds_if_it_has_the_quoted_digits_and_sign(runs, check, text, recorded, holds):
+    row = {"name": "base", "slug": "base", "machine": {}, "val_loss": recorded}
+    (claim,) = check(runs[:1], figure(text), rows=[row])
+    assert bool(claim["problems"]) is not holds

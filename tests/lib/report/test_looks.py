@@ -48,6 +48,16 @@ def outcomes(seeds, changes=None, arms=EFFECTS):
     }
 
 
+def waiting(*arms, seeds):
+    """Return outcomes that are not known yet."""
+    open_ = {"reason": "new", "ended": False}
+    return {(arm, seed): SeedOutcome(seed, None, **open_) for arm in arms for seed in seeds}
+
+
+def diverged(arm, seed):
+    return {(arm, seed): SeedOutcome(seed, None, diverged=True, reason="failed")}
+
+
 def contrasts(arms=EFFECTS):
     return family_of({arm: "" if arm == "base" else "base" for arm in arms})
 
@@ -195,11 +205,10 @@ def test_between_looks_there_are_estimates_and_the_next_look_is_announced(tmp_pa
     "arm, judged", [("base", set()), ("none", {"large", "small"}), ("large", {"small", "none"})]
 )
 def test_a_comparison_waits_for_its_own_runs_only(tmp_path, arm, judged):
-    running = {(arm, 3): SeedOutcome(3, None, reason="running", ended=False)}
-    study = report(tmp_path, 3, running)
+    study = report(tmp_path, 3, waiting(arm, seeds=[3]))
     assert {v["step"] for v in study["verdicts"] if v["look"] == 1} == judged
-    waiting = [v for v in study["verdicts"] if v["step"] not in judged]
-    assert all(v["n"] == 2 and v["verdict"] is None for v in waiting)
+    others = [v for v in study["verdicts"] if v["step"] not in judged]
+    assert all(v["n"] == 2 and v["verdict"] is None for v in others)
     # The others are judged at the same look.
     study = report(tmp_path, 3)
     assert shares(study) == [0.2] and {v["look"] for v in study["verdicts"]} == {1}
@@ -213,7 +222,7 @@ def test_words_of_a_part_are_corrected_at_once_and_the_whole_is_as_without_it(tm
     for folder in ("parts", "whole"):
         (tmp_path / folder).mkdir()
     better = {("small", s): SeedOutcome(s, LOSSES["small"][s - 1] - 0.1) for s in (1, 2, 3)}
-    running = {("none", 3): SeedOutcome(3, None, reason="running", ended=False)}
+    running = waiting("none", seeds=[3])
     part = by_step(report(tmp_path / "parts", 3, better | running, rule=rule))
     for verdict in (part["large"], part["small"]):
         # The mean variance of a part changes with each comparison that arrives.
@@ -232,24 +241,21 @@ def test_words_of_a_part_are_corrected_at_once_and_the_whole_is_as_without_it(tm
 
 def test_a_decided_step_needs_no_runs(tmp_path):
     report(tmp_path, 3)
-    absent = {("large", s): SeedOutcome(s, None, reason="new", ended=False) for s in (4, 5)}
+    absent = waiting("large", seeds=[4, 5])
     study = report(tmp_path, 5, absent)
     assert study["plan"].taken.seeds == (1, 2, 3, 4, 5) and words(study)["large"] is BETTER
     assert not study["waiting"]
     # The large step is the only one of this study that is decided.
-    waits = {(arm, 8): SeedOutcome(8, None, reason="new", ended=False) for arm in ("small", "none")}
-    assert report(tmp_path, 8, absent | waits)["plan"].taken is None
+    absent |= waiting("small", "none", seeds=[8])
+    assert report(tmp_path, 8, absent)["plan"].taken is None
 
 
 @pytest.mark.parametrize("arm", ["small", "base"])
 def test_a_diverged_step_needs_no_further_runs_and_no_look(tmp_path, arm):
-    bad = {(arm, 2): SeedOutcome(2, None, diverged=True, reason="failed")}
+    bad = diverged(arm, 2)
     report(tmp_path, 3, bad)
     steps = ("small",) if arm == "small" else ("large", "small", "none")
-    absent = {
-        (step, s): SeedOutcome(s, None, reason="new", ended=False) for step in steps for s in (4, 5)
-    }
-    study = report(tmp_path, 5, bad | absent)
+    study = report(tmp_path, 5, bad | waiting(*steps, seeds=[4, 5]))
     assert not study["waiting"] and shares(study) == ([0.2, 0.3] if arm == "small" else [0.2])
     assert words(study)["small"] is DIVERGED
     # The others are judged as a whole.
@@ -285,8 +291,7 @@ def test_further_seeds_are_counted_at_the_level_of_their_look():
 
 
 def test_a_seed_that_a_look_has_seen_cannot_be_replaced(tmp_path):
-    bad = {("small", 2): SeedOutcome(2, None, diverged=True, reason="failed")}
-    study = report(tmp_path, 3, bad)
+    study = report(tmp_path, 3, diverged("small", 2))
     assert words(study)["small"] is DIVERGED
     for seeds in ((1, 3, 4), (1, 3, 4, 5, 6)):
         later = report(tmp_path, seeds)
@@ -330,8 +335,7 @@ def test_a_run_that_turns_out_unfair_or_damaged_costs_its_word(tmp_path, lost, w
 
 def test_a_divergence_after_a_word_is_named(tmp_path):
     report(tmp_path, 3)
-    stuck = {("large", 4): SeedOutcome(4, None, diverged=True, reason="failed")}
-    large = by_step(report(tmp_path, 4, stuck))["large"]
+    large = by_step(report(tmp_path, 4, diverged("large", 4)))["large"]
     assert large["verdict"] is BETTER and large["remarks"][-1].startswith("diverged since: 1/4")
 
 
@@ -346,8 +350,7 @@ def test_a_word_names_unstable_runs_of_its_own_seeds_once(tmp_path):
 
 def test_a_diverged_baseline_ends_the_study(tmp_path):
     report(tmp_path, 3)
-    bad = {("base", 5): SeedOutcome(5, None, diverged=True, reason="failed")}
-    study = report(tmp_path, 5, bad)
+    study = report(tmp_path, 5, diverged("base", 5))
     assert study["baseline_diverged"] and verdicts_exit_code(document_of(study)) == 1
     assert study["closed"][-1] == set(study["family"])
     assert words(study) == {"large": BETTER, "small": DIVERGED, "none": DIVERGED}
