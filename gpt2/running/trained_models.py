@@ -48,12 +48,6 @@ def evaluate(args: argparse.Namespace) -> str:
     return table(run, summaries)
 
 
-# Text generation from a finished run, streamed while it is generated.
-
-
-SCHEMA_VERSION = 1
-
-
 def generate(args: argparse.Namespace) -> str:
     """Generate text with a finished run.
 
@@ -78,7 +72,7 @@ def generate(args: argparse.Namespace) -> str:
         return ""
     texts = generate_texts(trained, args, lambda piece: None)
     record = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": 1,
         "run": run.path.name,
         "prompt": args.prompt,
         "seed": args.seed,

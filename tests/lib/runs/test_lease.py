@@ -37,14 +37,6 @@ def edit(run: RunDir, **fields: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_numbers_grow_one_file_is_left_and_one_takes_the_lease_that_two_saw(run: RunDir) -> None:
     for token in (1, 2, 3):
         seen = read_lease(run)
@@ -137,17 +129,17 @@ def test_without_clocks_a_silent_holder_loses_the_lease_and_a_renewed_one_does_n
 ) -> None:
     assert Lease.take(run, SECONDS, None)
     edit(run, machine="another")
-    path, clock = run.lease(1), Clock()
+    path, now = run.lease(1), 0.0
     # Two hours in the future by this clock, or in the past: only a change counts.
-    observer = LeaseObserver(clock)
+    observer = LeaseObserver(lambda: now)
     assert observer.look(run)[1] == "unknown"
     for hours in (2, -2):
-        clock.now += SECONDS - 1
+        now += SECONDS - 1
         os.utime(path, (3600 * hours + 1e9, 3600 * hours + 1e9))
         assert observer.look(run)[1] == "held"
-    clock.now += SECONDS
+    now += SECONDS
     assert observer.look(run)[1] == "held"
-    clock.now += 1
+    now += 1
     lease, known = observer.look(run)
     assert known == "free"
     assert Lease.take(run, SECONDS, lease)
@@ -166,10 +158,10 @@ def test_what_is_no_lease_is_no_wait_and_taken_over_after_its_time(
     run: RunDir, plant: Callable[[Path], None]
 ) -> None:
     plant(run.lease(3))
-    clock = Clock()
-    observer = LeaseObserver(clock)
+    now = 0.0
+    observer = LeaseObserver(lambda: now)
     assert observer.look(run)[1] == "unknown"
-    clock.now += SECONDS + 1
+    now += SECONDS + 1
     lease, known = observer.look(run)
     taken = Lease.take(run, SECONDS, lease)
     assert known == "free" and taken and taken.token == 4
