@@ -88,14 +88,14 @@ def test_an_incomplete_last_line_is_damage_only_after_the_end(tmp_path: Path) ->
         _ = RunRecord(run).metrics_fields
 
 
-def test_a_growing_file_gives_each_row_once(tmp_path: Path) -> None:
-    run, line = RunDir(tmp_path), json.dumps(TRAIN)
-    tail = RowTail(run.metrics, skip=1)
-    assert tail.metrics() == []
-    run.metrics.write_text(f"{line}\n{line}\n{line[:9]}")
-    assert len(tail.metrics()) == 1
-    with open(run.metrics, "a") as stream:
-        stream.write(f"{line[9:]}\n[]\n")
+@pytest.mark.parametrize("skip", [0, 3])
+def test_a_damaged_row_of_a_growing_file_is_named_with_its_line(tmp_path: Path, skip: int) -> None:
+    """That each row comes once: tests/lib/tracking/test_feed.py."""
+    run, line = RunDir(tmp_path), json.dumps(TRAIN) + "\n"
+    tail = RowTail(run.metrics, skip)
+    run.metrics.write_text(line * 2 * (not skip))
+    assert len(tail.metrics()) == 2 * (not skip)
+    run.metrics.write_text(f"{line * 3}[]\n")
     with pytest.raises(DamagedRecord) as caught:
         tail.metrics()
     assert caught.value.line == 4
