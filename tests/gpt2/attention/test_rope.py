@@ -98,16 +98,6 @@ class TestAttention:
         )
         case.assert_equals_reference(TIGHT)
 
-    def test_statistics_are_those_of_rotated_heads(self):
-        """Compute the entropy of the rows exposed to an MLP."""
-        every = AttentionWeightsOptions("none", topk=0, tau=0.0, detach=True)
-        case = build_case(n_head=1, request=every, positions=ROPE)
-        with torch.no_grad():
-            weights_BTS = case()[1]
-            told = case.module.statistics(case.x_BTC, case.state)["attention/entropy"]
-        wanted = torch.special.entr(weights_BTS).sum(-1).mean()
-        torch.testing.assert_close(told, wanted, rtol=0, atol=1e-10)
-
 
 class TestModel:
     """GPT without position embeddings."""

@@ -12,7 +12,6 @@ from gpt2.nsa.gather import (
     GatheredKeys,
     _attend_packed,
     attend_gathered,
-    range_tokens,
     token_ranges,
     visible_tokens,
 )
@@ -137,18 +136,6 @@ class TestRanges:
         assert starts.tolist() == [0, 12, 0, 8, 16]
         assert ends.tolist() == [8, 23, 4, 12, 18]
         assert lengths.tolist() == [19, 10]
-
-    @pytest.mark.parametrize("merged", [False, True])
-    @pytest.mark.parametrize("seed", range(4))
-    def test_the_tokens_of_the_blocks_and_no_later_one(self, seed, merged):
-        length, size = 61 + seed, 5
-        blocks = selection(length, length, size, 6, touching=bool(seed % 2))[0, seed % 2]
-        starts, ends, lengths = token_ranges(blocks, torch.arange(length), size, merged)
-        tokens = range_tokens(starts, ends, int(lengths.sum()))
-        expected = [
-            [s for s in range(t + 1) if s // size in row] for t, row in enumerate(blocks.tolist())
-        ]
-        assert [part.tolist() for part in tokens.split(lengths.tolist())] == expected
 
     @pytest.mark.parametrize("count", [3, 9])
     def test_sizes_follow_from_positions(self, count):

@@ -110,17 +110,6 @@ def wrong_queries(kernels):
     return replace(kernels, band=band)
 
 
-def racing(kernels):
-    calls = []
-
-    def band(q, k, v, sight, scale):
-        calls.append(sight)
-        context, logsums = kernels.band(q, k, v, sight, scale)
-        return context * (1 + 1e-6 * len(calls)), logsums
-
-    return replace(kernels, band=band)
-
-
 def other_blocks(kernels):
     """Return kernels that select the block before."""
 
@@ -154,7 +143,6 @@ def raising(kernels):
         (lambda kernels: kernels, None),
         (other_block_of_a_query, None),
         (wrong_queries, "gpu.wrong-values"),
-        (racing, "gpu.wrong-values"),
         (other_blocks, "gpu.wrong-values"),
         (raising, "gpu.unsupported"),
     ],
