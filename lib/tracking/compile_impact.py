@@ -50,16 +50,16 @@ class CompilePair:
     def name(self) -> str:
         return self.runs["compiled"]
 
-    def mean(self, side: str, metric: str) -> float | None:
-        """Return the mean after the first log interval, which contains compilation and allocator
-        growth; None without later intervals.
+    def of_side(self, side: str) -> dict[str, float]:
+        """Return counter → mean after the first log interval, which contains compilation and
+        allocator growth; a counter without later intervals is left out.
         """
-        later = [value for _, value in self.curves[side][metric][1:]]
-        return fmean(later) if later else None
+        curves = self.curves[side].items()
+        return {metric: fmean(v for _, v in curve[1:]) for metric, curve in curves if curve[1:]}
 
     def means(self, metric: str) -> tuple[float, float] | None:
         """Return the means of both sides; None if either is missing or zero."""
-        eager, compiled = (self.mean(side, metric) for side in _SIDES)
+        eager, compiled = (self.of_side(side).get(metric) for side in _SIDES)
         return (eager, compiled) if eager and compiled else None
 
 
@@ -107,21 +107,17 @@ def _pair(
     source: RunSource, group: Mapping[str, Sequence[RunRef]], requested: set[str]
 ) -> CompilePair:
     """Return the pair of a group; of several runs of a side, the requested one."""
-    sides: dict[str, RunRef] = {}
+    names, curves = {}, {}
     for side, members in group.items():
         runs = [run for run in members if run.id in requested] or members
         if len(runs) > 1:
-            names = ", ".join(f"{run.name} ({run.id})" for run in runs)
-            what = f"several runs with identical settings: {names}"
+            listed = ", ".join(f"{run.name} ({run.id})" for run in runs)
+            what = f"several runs with identical settings: {listed}"
             advice = "select one: --run-name NAME, or ID"
             raise ConfigError(Problem(what, next=advice, code="run.ambiguous"))
-        sides[side] = runs[0]
-    histories = {side: source.history(run) for side, run in sides.items()}
-    curves = {
-        side: {metric: metric_series(history, metric) for metric in COUNTERS}
-        for side, history in histories.items()
-    }
-    return CompilePair({side: run.name for side, run in sides.items()}, curves)
+        names[side], history = runs[0].name, source.history(runs[0])
+        curves[side] = {metric: metric_series(history, metric) for metric in COUNTERS}
+    return CompilePair(names, curves)
 
 
 def compile_pairs_to_text(pairs: Sequence[CompilePair]) -> str:
@@ -135,13 +131,11 @@ def compile_pairs_to_text(pairs: Sequence[CompilePair]) -> str:
 
 
 def compile_pairs_to_json(pairs: Sequence[CompilePair]) -> str:
-    rows = []
-    for pair in pairs:
-        row: dict[str, Any] = {"name": pair.name}
-        for side in _SIDES:
-            means = {m: mean for m in COUNTERS if (mean := pair.mean(side, m)) is not None}
-            row[side] = {"run": pair.runs[side], "means": means}
-        rows.append(row)
+    rows = [
+        {"name": pair.name}
+        | {side: {"run": pair.runs[side], "means": pair.of_side(side)} for side in _SIDES}
+        for pair in pairs
+    ]
     return json_document(SCHEMA_VERSION, {"pairs": rows})
 
 
