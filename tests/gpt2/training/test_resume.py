@@ -25,8 +25,8 @@ from lib.runs.run_dir import RunDir, State, read_status
 DISK_FULL = OSError(28, "No space left on device")
 # Function at whose call the process dies, number of calls before, newest checkpoint left.
 DEATHS = {
-    "between steps": ("gpt2.training.loop.optimizer_step", 6, "step-00000004"),
-    "before a checkpoint is renamed": ("os.rename", 1, "step-00000004"),
+    "between steps": ("gpt2.training.loop.optimizer_step", 6, "step-00000005"),
+    "before a checkpoint is renamed": ("os.rename", 1, "step-00000005"),
     "while an old one is deleted": ("shutil.rmtree", 1, "step-00000012"),
     "between the final files": ("gpt2.training.records.write_atomic", 1, "step-00000012"),
     "before the manifest is done": ("gpt2.training.loop.finalize_run", 0, "step-00000012"),
@@ -45,7 +45,9 @@ def _fails(error: Exception) -> Callable[..., None]:
 def test_killed_and_resumed_is_uninterrupted(
     configure, train, uninterrupted, tmp_path, monkeypatch, moment
 ):
+    """An evaluation is due with the checkpoint, and is done before it."""
     target, calls, newest = DEATHS[moment]
+    config = configure(CHECKPOINT_INTERVAL=5)
     child = os.fork()
     if child == 0:
         original, seen = pkgutil.resolve_name(target), []
@@ -57,12 +59,12 @@ def test_killed_and_resumed_is_uninterrupted(
             return original(*arguments, **named)
 
         monkeypatch.setattr(target, deadly)
-        train(configure())
+        train(config)
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     found = sorted(p.name for p in (tmp_path / "run/checkpoints").glob("step-*"))
     assert found[-1] == newest
-    resumed = train(configure())
+    resumed = train(config)
     assert f"resumes at iteration {int(newest[-2:])}" in resumed.lines()
     assert resumed.core() == uninterrupted
     assert resumed.status.state is State.SUCCESS
