@@ -94,9 +94,8 @@ def test_the_tests_have_what_reads_the_large_data_sets():
     assert '--extras "$EXTRAS dev"' in planned("style")
 
 
-@pytest.mark.parametrize(("fast", "option"), [("1", True), ("N", False)])
-def test_the_fast_tier_is_an_option_of_pytest(fast, option):
-    assert ("--fast" in planned("test", f"FAST={fast}")) == option
+def test_the_fast_tier_is_an_option_of_pytest():
+    assert "--fast" in planned("test", "FAST=1") and "--fast" not in planned("test", "FAST=N")
 
 
 def test_dry_run_is_a_setting_of_the_defconfig(tmp_path):
@@ -235,7 +234,7 @@ def test_a_misuse_is_an_error_of_the_product(build, words, code):
     [
         ("plan --gpus two", "config.wrong-type"),
         ("plan --probe --gpu h100", "usage.conflict"),
-        ("plan --sweep SEED=1,2 --samples 0", "usage.out-of-range"),
+        ("generate --run ra --samples 0", "usage.out-of-range"),
         ("randconfig --seed x", "usage.invalid-number"),
         ("why", "usage.missing-argument"),
         ("check --set DROPUOT=0.2", "config.unknown-symbol"),
@@ -263,7 +262,6 @@ def test_a_misuse_of_a_command_is_an_error_too(build, words, code):
     ("words", "code"),
     [
         (["plan", "SET=DROPUOT=0.2"], "config.unknown-symbol"),
-        (["plan", "STEPP=3"], "usage.unknown-variable"),
         (["hlep"], "usage.unknown-target"),
     ],
 )

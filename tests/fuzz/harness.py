@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -280,31 +280,23 @@ def load_mains() -> dict[str, Callable[[], int]]:
     sys.path.insert(0, str(ROOT / "scripts"))
     for library in ("gpt2.training.loop", "matplotlib.figure", "lib.report.plots"):
         importlib.import_module(library)
-    names = [command[0] for command in COMMANDS.values()]
-    for name in filter(kablate.COMMANDS.__contains__, names):
-        importlib.import_module(kablate.COMMANDS[name].run.partition(":")[0])
-    scripts = {name: _main(name) for name in names if name not in kablate.COMMANDS}
-    return {**dict.fromkeys(kablate.COMMANDS, _command), **scripts}
-
-
-def _command() -> int:
-    return kablate.call(sys.argv[0], sys.argv[1:])
-
-
-def _main(script: str) -> Callable[[], int]:
-    return importlib.import_module(script).main
+    mains: dict[str, Callable[[], int]] = {}
+    for name, *_ in COMMANDS.values():
+        if name in kablate.COMMANDS:
+            importlib.import_module(kablate.COMMANDS[name].run.partition(":")[0])
+            mains[name] = lambda: kablate.call(sys.argv[0], sys.argv[1:])
+        else:
+            mains[name] = importlib.import_module(name).main
+    return mains
 
 
 def run_forked(main: Callable[[], int], words: Sequence[str], folder: Path) -> Outcome:
     """Call the main function of a script in a fork, with a time limit."""
     process = start_forked(main, words, folder)
     code = None
-    descriptor = os.pidfd_open(process)
-    try:
-        if select.select([descriptor], [], [], TIMEOUT_SECONDS)[0]:
+    with os.fdopen(os.pidfd_open(process)) as ended:
+        if select.select([ended], [], [], TIMEOUT_SECONDS)[0]:
             code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    finally:
-        os.close(descriptor)
     if code is None:
         os.killpg(process, signal.SIGKILL)
         os.waitpid(process, 0)
@@ -315,19 +307,14 @@ def run_forked(main: Callable[[], int], words: Sequence[str], folder: Path) -> O
 def start_forked(main: Callable[[], int], words: Sequence[str], folder: Path) -> int:
     """Call the main function of a script in a fork of its own session; return the process id."""
     process = os.fork()
-    if process == 0:
-        os.setsid()
-        become(main, words, folder)
-    return process
-
-
-def become(main: Callable[[], int], words: Sequence[str], folder: Path) -> NoReturn:
-    """Run ``main`` with its arguments, and streams below ``folder``; exit with its code."""
+    if process:
+        return process
     code = 70
     # If another test has computed with several threads, OpenMP waits forever for those threads, which
     # a fork does not have: also after set_num_threads, as soon as a number above 1 is set.
     torch.set_num_threads(1)
     try:
+        os.setsid()
         os.chdir(folder)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for name, number in (("stdout", 1), ("stderr", 2)):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,17 @@ class Folder:
         return [run.path for run in plan.runs]
 
 
+def wait_for(
+    condition: Callable[[], object], process: Command | None = None, seconds: float = 120
+) -> None:
+    """Wait until a condition holds, and no longer than the process runs."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        said = process.stderr if process else ""
+        assert time.monotonic() < deadline and (not process or process.poll() is None), said
+        time.sleep(0.01)
+
+
 def _outside() -> dict[str, str]:
     """Return the environment without variables of make; COUNT and SEED are for the tests."""
     ours = ("V", "JSON", "STEPS", "COUNT", "SEED")
@@ -117,19 +129,30 @@ def committed(shared_folder: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
-def trained(
+def shared(
     shared_folder: Callable[..., Path],
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
     server: CommandServer,
-) -> Folder:
-    """Return a copy of a folder in which the steps of TRAINED have one finished run each."""
+) -> Callable[[str, Callable[[Folder], None]], Folder]:
+    """Return a function that fills a folder once for all tests, and returns a copy of it."""
     scratch = tmp_path_factory.mktemp("streams")
 
-    def train(folder: Path) -> None:
-        set_up(folder, **KEPT)
-        code, _, said = Folder(folder, server, scratch).command("all", STEPS=TRAINED)
+    def copy(name: str, fill: Callable[[Folder], None]) -> Folder:
+        made = shared_folder(name, lambda path: fill(Folder(path, server, scratch)))
+        shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+        return Folder(tmp_path, server, scratch)
+
+    return copy
+
+
+@pytest.fixture
+def trained(shared: Callable[..., Folder]) -> Folder:
+    """Return a folder in which the steps of TRAINED have one finished run each."""
+
+    def train(folder: Folder) -> None:
+        set_up(folder.path, **KEPT)
+        code, _, said = folder.command("all", STEPS=TRAINED)
         assert code == 0, said
 
-    shutil.copytree(shared_folder("trained", train), tmp_path, dirs_exist_ok=True)
-    return Folder(tmp_path, server, scratch)
+    return shared("trained", train)

@@ -15,7 +15,7 @@ from gpt2.bench.timing import Case, Stopwatch, to_markdown
 from gpt2.study.plan import config_layers, make_plan
 from lib.errors import PreflightError, Problem, RunError
 from tests.build_folder import write_build
-from tests.integration.conftest import SINGLE, SMALL
+from tests.integration.conftest import SINGLE, SMALL, wait_for
 from tests.lib.terminal import unaligned
 
 CPU = torch.device("cpu")
@@ -159,10 +159,7 @@ def test_sparse_attention_is_timed_and_ctrl_c_prints_what_is_measured(build):
     assert len(names) == 10 and "n=8, w=256, 2,048 tokens, decoding" in names
     folder = build()
     bench = folder.start("bench-nsa", python=folder.server.interpreter())
-    deadline = time.monotonic() + 60
-    while "tokens, decoding" not in bench.stderr:
-        assert bench.poll() is None and time.monotonic() < deadline, bench.stderr
-        time.sleep(0.02)
+    wait_for(lambda: "tokens, decoding" in bench.stderr, bench)
     bench.signal(signal.SIGINT)
     assert bench.wait(60) == 130, bench.stderr
     assert bench.processes() == []

@@ -2,12 +2,11 @@
 
 import json
 import signal
-import time
 
 import pytest
 
 from lib.runs.run_dir import RunDir, State, read_status
-from tests.integration.conftest import IN_PROCESS, SINGLE, STEP
+from tests.integration.conftest import IN_PROCESS, SINGLE, STEP, wait_for
 
 RANKS = {"GPUS": 2, "BATCH_SIZE": 1, "DATA_PARALLEL_FSDP": True}
 
@@ -67,16 +66,11 @@ def test_the_plan_has_measured_steps(build, settings):
 
 def test_ctrl_c_ends_the_probe(build):
     plan = build().start("plan", "--probe")
-    deadline = time.monotonic() + 60
     # The command, the server of the workers and its tracker, and a worker.
-    while len(plan.processes()) < 4:
-        assert plan.poll() is None and time.monotonic() < deadline, plan.stderr
-        time.sleep(0.02)
+    wait_for(lambda: len(plan.processes()) >= 4, plan)
     plan.signal(signal.SIGINT)
     assert plan.wait(60) == 130 and "Traceback" not in plan.stderr, plan.stderr
-    while plan.processes():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: not plan.processes())
 
 
 def test_one_run_in_this_process_requires_a_selection(build):

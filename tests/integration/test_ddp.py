@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir, read_status
-from tests.integration.conftest import IN_PROCESS, SINGLE
+from tests.integration.conftest import IN_PROCESS, SINGLE, wait_for
 
 BOTH = {**SINGLE, "GPUS": 2, "GRAD_ACCUMULATION": 1}
 # As a file, because an environment that shares the packages of another one lacks its commands.
@@ -51,10 +50,7 @@ def test_a_half_trained_run_goes_on_with_another_number_of_processes(build):
     folder = build(**BOTH, MAX_ITERS=60, LOG_INTERVAL=1)
     (run,) = map(RunDir, folder.runs(""))
     begun = folder.start("all")
-    deadline = time.monotonic() + 60
-    while not run.metrics.exists() or run.metrics.read_bytes().count(b"\n") < 5:
-        assert time.monotonic() < deadline, begun.stderr
-        time.sleep(0.01)
+    wait_for(lambda: run.metrics.exists() and run.metrics.read_bytes().count(b"\n") >= 5, begun)
     os.killpg(begun.pid, signal.SIGINT)
     assert begun.wait() == 130, begun.stderr
     status, first = read_status(run), run.metrics.read_bytes()

@@ -29,28 +29,22 @@ from lib.config.tree import KconfigTree, member_values
 from lib.errors import DataError, KablateError, PreflightError
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
-from tests.command_server import CommandServer
 from tests.integration.conftest import SINGLE, SMALL, Folder, set_up
 from tests.lib.fabricated import reseal, seal
 
 OWN = {"DATA_DIR": "my data", "TRACKER_PROJECT": "mine", "SLURM_OPTIONS": "--mem=1G", "JOBS": 2}
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, server: CommandServer) -> Path:
-    """Return a build folder with one finished run."""
-    folder = tmp_path_factory.mktemp("build")
-    set_up(folder, **SINGLE, **OWN)
-    streams = tmp_path_factory.mktemp("streams")
-    code, _, stderr = Folder(folder, server, streams).command("all", ALLOW_DIRTY="y")
-    assert code == 0, stderr
-    return folder
-
-
 @pytest.fixture
-def place(trained, tmp_path) -> Path:
-    """Return a copy of the build folder with the run."""
-    return Path(shutil.copytree(trained, tmp_path / "build"))
+def place(shared) -> Path:
+    """Return a build folder with one finished run."""
+
+    def train(folder: Folder) -> None:
+        set_up(folder.path, **SINGLE, **OWN)
+        code, _, stderr = folder.command("all")
+        assert code == 0, stderr
+
+    return shared("foreign", train).path
 
 
 def only_run(place: Path) -> RunDir:
@@ -58,9 +52,13 @@ def only_run(place: Path) -> RunDir:
     return RunDir(status.parent)
 
 
-def rewrite(run: RunDir, **symbols: SymbolValue) -> None:
+def rewrite(run: RunDir, *, forged: bool = False, **symbols: SymbolValue) -> None:
+    """Record other symbols; forged, with a matching identity, as by a stranger who computes it."""
     record = json.loads(run.resolved_config.read_text())
     record["symbols"] |= symbols
+    if forged:
+        config = Config.from_values(record["symbols"])
+        record |= {"hash8": config.hash8, "identity": config.identity()}
     run.resolved_config.write_text(json.dumps(record))
     reseal(run)
 
@@ -147,15 +145,8 @@ def test_own_text_is_read_only_if_it_is_the_recorded_one(place, tmp_path):
     run, private = only_run(place), tmp_path / "private"
     private.mkdir()
     (private / "letters.txt").write_text("Nobody else may read this. " * 99)
-    # With a matching identity, as by a stranger who computes it.
     for recorded in (str(private), "text"):
-        values = json.loads(run.resolved_config.read_text())["symbols"]
-        config = Config.from_values({**values, "CUSTOM_PATH": recorded})
-        record = json.loads(run.resolved_config.read_text())
-        record |= {"hash8": config.hash8, "identity": config.identity()}
-        run.resolved_config.write_text(json.dumps(record))
-        reseal(run)
-        rewrite(run, CUSTOM_PATH=recorded)
+        rewrite(run, forged=True, CUSTOM_PATH=recorded)
         before = sorted((place / "my data").iterdir())
         for start in (
             lambda: reproduce(str(run.path), place, force=True),
@@ -175,13 +166,7 @@ def test_initial_weights_are_read_only_if_they_are_the_recorded_ones(place, monk
     run = only_run(place)
     name = f"run:{run.path.name}"
     other = RunDir(Path(shutil.copytree(run.path, place / "from weights")))
-    values = json.loads(other.resolved_config.read_text())["symbols"]
-    config = Config.from_values({**values, "INIT_FROM": name})
-    record = json.loads(other.resolved_config.read_text())
-    record |= {"hash8": config.hash8, "identity": config.identity()}
-    other.resolved_config.write_text(json.dumps(record))
-    reseal(other)
-    rewrite(other, INIT_FROM=name)
+    rewrite(other, forged=True, INIT_FROM=name)
     with pytest.raises(PreflightError) as caught:
         train_twice(place, str(other.path))
     assert caught.value.codes == ["weights.mismatch"]

@@ -17,7 +17,7 @@ import pytest
 from lib.env.ranks import rank_environment
 from lib.runs.run_dir import RunDir, State, read_status
 from tests.command_server import Command
-from tests.integration.conftest import IN_PROCESS, SINGLE, Folder
+from tests.integration.conftest import IN_PROCESS, SINGLE, Folder, wait_for
 
 STEPS = "1,full"
 DETERMINISTIC = ("metrics.jsonl", "per_query.csv", "model.safetensors")
@@ -88,10 +88,7 @@ def test_a_signal_to_every_process_saves_the_run_and_loses_no_sidecar(build):
     folder = build(MAX_ITERS=100_000, LOADER_WORKERS=1, TELEMETRY_INTERVAL=1, LOG_INTERVAL=1)
     (run,) = map(RunDir, folder.runs("0"))
     make = folder.start("all", STEPS="0")
-    deadline = time.monotonic() + 60
-    while not run.metrics.exists() or run.metrics.read_bytes().count(b"\n") < 3:
-        assert time.monotonic() < deadline, make.stderr
-        time.sleep(0.02)
+    wait_for(lambda: run.metrics.exists() and run.metrics.read_bytes().count(b"\n") >= 3, make)
     everyone = [make.pid]
     for process in everyone:
         for children in Path(f"/proc/{process}/task").glob("*/children"):

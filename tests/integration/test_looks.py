@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from lib.runs.run_dir import RunDir, State, read_status
-from tests.command_server import CommandServer
 from tests.integration.conftest import Folder, set_up
 
 STUDY = {
@@ -32,24 +31,16 @@ def seeds_of(folder: Path, slug: str) -> list[int]:
 
 
 @pytest.fixture
-def judged(
-    shared_folder: Callable[..., Path],
-    server: CommandServer,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Folder:
-    """Return a copy of the study's folder after its last look, and with what its command has read."""
-    scratch = tmp_path_factory.mktemp("streams")
+def judged(shared: Callable[..., Folder]) -> Folder:
+    """Return the study's folder after its last look, and with what its command has read."""
 
-    def train(folder: Path) -> None:
-        set_up(folder, **STUDY, ON_STUDY_DONE_CMD=f"tee {folder}/read")
-        words = {"SEEDS": "auto", "JOBS": "1"}
-        code, _, said = Folder(folder, server, scratch).command("all", **words)
+    def train(folder: Folder) -> None:
+        set_up(folder.path, **STUDY, ON_STUDY_DONE_CMD=f"tee {folder.path}/read")
+        code, _, said = folder.command("all", SEEDS="auto", JOBS="1")
         assert code == 0, said
         assert re.search(r"LOOK +pruned-50  baseline  .*WORSE", said)
 
-    shutil.copytree(shared_folder("judged", train), tmp_path, dirs_exist_ok=True)
-    return Folder(tmp_path, server, scratch)
+    return shared("judged", train)
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ import json
 import math
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from gpt2.records.files import read_resolved_config
 from lib.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INVALID, DataError
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
-from tests.integration.conftest import IN_PROCESS, SINGLE, SMALL, TRAINED
+from tests.integration.conftest import IN_PROCESS, SINGLE, SMALL, TRAINED, wait_for
 from tests.json_rows import read_rows
 
 CLAIM = """[[claim]]
@@ -148,10 +147,7 @@ def test_text_is_generated_and_interrupted(trained):
     assert text.startswith(prompt) and text.endswith("\n") and len(text) > len(prompt) + 1
     assert "tok/s" in said and "tok/s" not in text
     process = trained.start("generate", "--run", "full", "--prompt", "12 ", "--tokens", "1000000")
-    deadline = time.monotonic() + 60
-    while len(process.stdout) < 8:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: len(process.stdout) >= 8, process)
     process.signal(signal.SIGINT)
     assert process.wait(60) == 130
     assert process.stdout.startswith("12 ") and process.stdout.endswith("\n")

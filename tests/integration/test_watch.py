@@ -4,14 +4,14 @@ import json
 import os
 import re
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from lib.errors import EXIT_INTERRUPTED
 from lib.runs.lease import current_holder, read_lease
 from lib.runs.run_dir import RunDir, State, read_status
+from tests.integration.conftest import wait_for
 from tests.json_rows import read_rows
 
 
@@ -37,13 +37,6 @@ def at_work(build, tmp_path) -> Iterator[tuple]:
     finally:
         process.signal(signal.SIGINT)
         process.wait(60)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def _trains(run: RunDir) -> bool:
