@@ -123,6 +123,8 @@ ON_CPU: dict[str, SymbolValue] = {"DEVICE_CPU": True}
             ({"LEARNING_RATE": rate}, "LEARNING_RATE: ", "config.wrong-type")
             for rate in ("１e-3", "1_0", "01e-3", " 1", "1 ")
         ),
+        ({"LEARNING_RATE": "nan"}, "LEARNING_RATE: ", "config.non-finite"),
+        ({"LEARNING_RATE": "1e999"}, "LEARNING_RATE: ", "config.non-finite"),
         # What did not take is not judged: the default of N_HEAD does not divide N_EMBD.
         (
             {"MODEL_SIZE_CUSTOM": True, "N_HEAD": 0, "N_EMBD": 128},

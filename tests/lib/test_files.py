@@ -43,15 +43,12 @@ def test_only_temporary_files_of_dead_processes_are_removed(tmp_path: Path) -> N
 
 def test_folders_of_killed_runners_are_removed_at_the_next_start(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left, live = (
-        tmp_path / f"kablate-job-{dead_process()}-ab",
-        tmp_path / f"kablate-job-{os.getpid()}-ab",
-    )
-    for folder in (left, live):
-        folder.mkdir()
-        (folder / "rendezvous").write_text("")
+    left, live = (f"kablate-job-{process}-ab" for process in (dead_process(), os.getpid()))
+    for name in (left, live):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rendezvous").write_text("")
     LocalExecutor((), {})
-    assert not left.exists() and live.exists()
+    assert [path.name for path in tmp_path.iterdir()] == [live]
 
 
 def test_a_pipe_or_device_in_place_of_a_file_is_an_error_and_no_wait(tmp_path: Path) -> None:

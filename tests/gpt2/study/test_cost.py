@@ -82,38 +82,32 @@ def test_a_gpu_without_a_known_peak_is_an_error(planned: Planned, gpu: str, code
     assert error_of(planning_view.look, planned(**ON_GPU), gpu).codes == [code]
 
 
-class FakeExecutor:
-    """Replacement of the workers of a probe; records their configurations."""
+def probed(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> list[Any]:
+    """Replace the workers of a probe by given outcomes; return the list of their configurations."""
+    configs: list[Any] = []
+    left = iter(outcomes)
 
-    def __init__(self, outcomes: Sequence[Any]) -> None:
-        self.outcomes = list(outcomes)
-        self.configs: list[Any] = []
+    class FakeExecutor:
+        def submit_call(self, function: Any, config: Any, *rest: object, **options: object) -> None:
+            configs.append(config)
 
-    def submit_call(self, function: Any, config: Any, *rest: object, **options: object) -> None:
-        self.configs.append(config)
+        def result(self, job: None, seconds: float) -> Any:
+            if isinstance(outcome := next(left), KablateError):
+                raise outcome
+            return outcome
 
-    def result(self, job: None, seconds: float) -> Any:
-        outcome = self.outcomes.pop(0)
-        if isinstance(outcome, KablateError):
-            raise outcome
-        return outcome
-
-
-def probed(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> FakeExecutor:
-    """Replace the workers of a probe by given outcomes."""
-    executor = FakeExecutor(outcomes)
-    monkeypatch.setattr(cost, "LocalExecutor", lambda *given: executor)
-    return executor
+    monkeypatch.setattr(cost, "LocalExecutor", lambda *given: FakeExecutor())
+    return configs
 
 
 def test_each_distinct_model_is_timed_once(planned: Planned, monkeypatch, capfd) -> None:
     fast, slow = STEP, {**STEP, "step_seconds": 1.0}
-    executor = probed(monkeypatch, fast, slow)
+    configs = probed(monkeypatch, fast, slow)
     plan = planned(
         steps="0,5", seeds="1-3", RA_MLA_ABLATION_MODE=True, VERDICT_AA=False, EVAL_INTERVAL=25
     )
     views = planning_view.look(plan, probe=True)
-    assert [config.seed for config in executor.configs] == [1, 1] and len(views) == 6
+    assert [config.seed for config in configs] == [1, 1] and len(views) == 6
     # 100 steps, and evaluations after 25, 50, 75 and 100 of them.
     assert [view["seconds"] for view in views] == [58.0, 108.0] * 3
     assert {view["seconds_from"] for view in views} == {"probe"} and views[0]["evaluations"] == 4

@@ -27,16 +27,24 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_plan_reads_three_files_of_each_finished_run_once(
-    build: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads: Counter[tuple[Path, str]] = Counter()
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
+    """Count the records that are read."""
+    counts: Counter[Path] = Counter()
     read = json_files.read_record
 
     def counted(path: Path, *arguments: object) -> bytes:
-        reads[path.parent, path.name] += 1
+        counts[path] += 1
         return read(path, *arguments)
 
+    monkeypatch.setattr("lib.json_files.read_record", counted)
+    monkeypatch.setattr("lib.runs.record.read_record", counted)
+    return counts
+
+
+def test_a_plan_reads_three_files_of_each_finished_run_once(
+    build: Path, reads: Counter[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     digested: Counter[str] = Counter()
 
     def digest(name: str) -> str:
@@ -44,21 +52,17 @@ def test_a_plan_reads_three_files_of_each_finished_run_once(
         return sha256_file(ROOT / name)
 
     layers = config_layers(build)
-    monkeypatch.setattr("lib.json_files.read_record", counted)
-    monkeypatch.setattr("lib.runs.record.read_record", counted)
+    reads.clear()
     monkeypatch.setattr("lib.runs.code._digest", digest)
     plan = make_plan(layers, build, steps="all", seeds="1-2")
-    views = look(plan)
-    assert {view["state"] for view in views} == {"done"}
-    assert {view["seconds_from"] for view in views} == {"measured"}
-    counts = Counter(name for _, name in reads)
-    assert counts == dict.fromkeys(("status.json", "summary.json", "manifest.json"), len(views))
-    assert set(reads.values()) == {1}
+    rows = look(plan)
+    assert {(row["state"], row["seconds_from"]) for row in rows} == {("done", "measured")}
+    counts = Counter(path.name for path in reads)
+    assert counts == dict.fromkeys(("status.json", "summary.json", "manifest.json"), len(rows))
     # All runs record the same files.
-    assert set(digested.values()) == {1}
+    assert set(reads.values()) == set(digested.values()) == {1}
     # The parts of the digest that the seeds share are formatted once.
-    for run in plan.runs:
-        assert run.config.digest == json_digest(run.config.identity())
+    assert all(run.config.digest == json_digest(run.config.identity()) for run in plan.runs)
 
 
 def test_a_plan_does_not_look_for_runs_one_by_one(
@@ -117,19 +121,9 @@ def test_a_finished_run_in_the_folder_of_another_one_is_not_done(small_plan: Pla
         intact.rename(run.path)
 
 
-def test_a_judged_study_reads_each_record_of_a_run_once(
-    build: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads: Counter[Path] = Counter()
-    read = json_files.read_record
-
-    def counted(path: Path, *arguments: object) -> bytes:
-        reads[path] += 1
-        return read(path, *arguments)
-
+def test_a_judged_study_reads_each_record_of_a_run_once(build: Path, reads: Counter[Path]) -> None:
     plan = make_plan(config_layers(build), build, steps="0,1", seeds="1")
-    monkeypatch.setattr("lib.json_files.read_record", counted)
-    monkeypatch.setattr("lib.runs.record.read_record", counted)
+    reads.clear()
     judged_study(plan)
     of_runs = {path: count for path, count in reads.items() if path.parent.parent == plan.folder}
     assert {path.name for path in of_runs} >= {"status.json", "manifest.json", "summary.json"}
