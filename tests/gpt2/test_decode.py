@@ -1,6 +1,5 @@
 """Decoding with a KV cache: equal to the full forward pass, with the declared cache size."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -12,52 +11,10 @@ from tests.gpt2.test_model import EVERY, drawn, tokens
 
 GATE, CROSS, COUPLING, RACT = "mlp_attn_gate", "mlp_cross_token", "mlp_latent", "ra_cross_token"
 TOLERANCE = 1e-10
-# Windows and the numbers of largest weights are below it, so that something is always left out.
+# Windows are below it, so that something is always left out.
 LENGTH = 12
 # Tokens of each call: one by one; a long prompt; a short one and then several at a time.
 CALLS = ((1,) * LENGTH, (10, 1, 1), (3, 4, 1, 2, 1, 1))
-PROJECTIONS = {
-    "dense": ("dense", {}),
-    "grouped": ("grouped", {}),
-    "latent": ("latent", {}),
-    "latent shared": ("latent", {"latent": {"shared_expansion": True}}),
-}
-PATTERNS = {
-    "full": ("full", {}),
-    "sliding": ("sliding", {"sliding": {"window": 4}}),
-    "sliding 1": ("sliding", {"sliding": {"window": 1}}),
-}
-# Bands below and above the sliding window.
-TERMS = {
-    "none": ((), {}),
-    "RA": (("reciprocal",), {"reciprocal": {"window": 2}}),
-    "RA learnable": (("reciprocal",), {"reciprocal": {"window": 6, "learnable": True}}),
-}
-GATES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "none": ((), {}),
-    "average": ((RACT,), {RACT: {"mode": "entropy", "head_average": True}}),
-    **{
-        f"{mode} {apply}": ((RACT,), {RACT: {"mode": mode, "apply": apply, "topk": 3}})
-        for mode in ("topk", "max", "entropy", "rms")
-        for apply in ("output", "weights")
-    },
-}
-# Mechanisms, those that need a latent projection apart.
-MLPS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "none": ((), {}),
-    "gate": ((GATE,), {}),
-    "gate pooled": ((GATE,), {GATE: {"pooled": True}}),
-    "cross": ((CROSS,), {CROSS: {"topk": 2}}),
-    "cross rms": ((CROSS,), {CROSS: {"sparsity": "rms"}}),
-    "cross all": ((CROSS,), {CROSS: {"sparsity": "none"}}),
-    "both": ((GATE, CROSS), {CROSS: {"topk": 2}}),
-}
-COUPLED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "tied": ((COUPLING,), {}),
-    "untied": ((COUPLING,), {COUPLING: {"tying": "untied"}}),
-    "scalar": ((COUPLING,), {COUPLING: {"tying": "scalar"}}),
-    "all": ((GATE, CROSS, COUPLING), {CROSS: {"topk": 2}, GATE: {"pooled": True}}),
-}
 
 
 def decoded(model, idx_BT, calls):
@@ -76,28 +33,9 @@ def deviation(config, calls):
         return float((decoded(model, idx_BT, calls)[0] - model(idx_BT)).abs().max())
 
 
-def models():
-    """Yield a model for every projection, pattern and term, and with every gate and mechanism."""
-    for i, (p, pattern, term) in enumerate(itertools.product(PROJECTIONS, PATTERNS, TERMS)):
-        mlps = MLPS | (COUPLED if p.startswith("latent") else {})
-        gate, mlp = list(GATES)[i % len(GATES)], list(mlps)[i % len(mlps)]
-        chosen = PROJECTIONS[p], PATTERNS[pattern], TERMS[term], GATES[gate], mlps[mlp]
-        parts = {name: options for _, given in chosen for name, options in given.items()}
-        name = f"{p}-{pattern}-{term}-{gate}-{mlp}"
-        yield pytest.param(*(of for of, _ in chosen), parts, id=name)
-
-
-@pytest.mark.parametrize("projection, pattern, terms, gates, mechanisms, parts", [*models()])
-def test_equals_the_forward_pass(projection, pattern, terms, gates, mechanisms, parts):
-    # These two act on the next block.
-    blocks = 2 if {GATE, COUPLING} & {*mechanisms} else 1
-    model = make_model_config(projection, pattern, terms, gates, mechanisms, parts, n_layer=blocks)
-    assert deviation(model, CALLS[-1]) <= TOLERANCE
-
-
 @pytest.mark.parametrize("calls", CALLS, ids=str)
 @pytest.mark.parametrize("name", EVERY)
-def test_however_the_tokens_are_split(name, calls):
+def test_equals_the_forward_pass_however_the_tokens_are_split(name, calls):
     assert deviation(make_model_config(n_layer=3, **EVERY[name]), calls) <= TOLERANCE
 
 

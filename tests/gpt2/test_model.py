@@ -28,7 +28,7 @@ EVERY: dict[str, dict[str, Any]] = {
             CROSS: {"sparsity": "rms", "detach_weights": False},
             COUPLING: {"tying": "untied"},
             RACT: {"mode": "entropy", "apply": "weights"},
-            "reciprocal": {"learnable": True},
+            "reciprocal": {"learnable": True, "window": 7},
         },
     },
     "everything, third options": EVERYTHING
@@ -41,13 +41,19 @@ EVERY: dict[str, dict[str, Any]] = {
         }
     },
     "dense": {"mechanisms": (CROSS, GATE)},
-    "grouped": {"projection": "grouped", "gates": (RACT,), "bias": False},
+    "grouped": {
+        "projection": "grouped",
+        "gates": (RACT,),
+        "parts": {RACT: {"mode": "max", "apply": "weights"}},
+        "bias": False,
+    },
     "rope": {
         "projection": "grouped",
         "positions": "rope",
         "terms": ("reciprocal",),
         "gates": (RACT,),
         "mechanisms": (CROSS, GATE),
+        "parts": {"reciprocal": {"window": 2}, RACT: {"topk": 3}, CROSS: {"topk": 2}},
     },
     "nsa": {"projection": "grouped", "pattern": "nsa", "mechanisms": (GATE,)},
     "nsa, rope": {
