@@ -110,7 +110,10 @@ def largest_that_fits(
     def exceeds(size: int) -> bool:
         return not memory.holds(training.needs(gpu, size).highest()[0].total())
 
-    return [least, *sizes][bisect_left(sizes, True, key=exceeds)]
+    # A step of all sequences often fits.
+    if sizes and not exceeds(sizes[-1]):
+        return sizes[-1]
+    return [least, *sizes][bisect_left(sizes[:-1], True, key=exceeds)]
 
 
 def free_memory(config: Config) -> Gpu | None:
