@@ -22,6 +22,9 @@ from lib.env.ranks import current_process
 from lib.errors import EXIT_DONE, EXIT_INTERRUPTED
 from lib.report.render import json_document
 
+# All tables of a GPU.
+LIMIT_SECONDS = 480.0
+
 
 def prepared(request: dict[str, Any]) -> tuple[list[Case], Stopwatch]:
     """Set up this process; return the cases of a request. Raises PreflightError without the device."""
@@ -35,7 +38,7 @@ def prepared(request: dict[str, Any]) -> tuple[list[Case], Stopwatch]:
     require_machine(config.machine)
     device = set_up(config.machine, current_process())
     if request["kind"] == "gpu":
-        return gpu_cases(device), Stopwatch(device, rounds)
+        return gpu_cases(device), Stopwatch(device, rounds, LIMIT_SECONDS)
     return [step_case(request["label"], config, device)], Stopwatch(device, rounds)
 
 

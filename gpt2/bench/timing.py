@@ -4,6 +4,7 @@ Sides that take turns (A B A B) share every drift of the machine, and ratios are
 """
 
 import gc
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,11 +14,11 @@ import torch
 
 from gpt2.running.kernel_checks import kernel_errors
 from lib.console import log
-from lib.errors import KablateError
+from lib.errors import KablateError, Problem, RunError
 from lib.report.render import markdown_table
 from lib.units import GIB, format_duration
 
-# A function that is timed.
+# A function that is timed. It may return its seconds, if it measures itself.
 Step = Callable[[], object]
 Build = Callable[[], Step]
 # Of a case: its names, and by side seconds of each round, peak bytes, and why it was not measured.
@@ -37,33 +38,35 @@ class Case(NamedTuple):
 
 
 class Stopwatch:
-    """Measures cases on a device."""
+    """Measures cases on a device, until a time limit if there is one."""
 
     def __init__(
         self,
         device: torch.device,
         rounds: int,
+        limit_seconds: float = float("inf"),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self.rounds, self.clock = device, rounds, clock
-        self.started = time.monotonic()
+        self.started, self.limit_seconds = time.monotonic(), limit_seconds
         self.on_gpu = device.type == "cuda"
 
     def measure(self, cases: Sequence[Case]) -> Iterator[Figures]:
-        """Yield the figures of each case. A side that fails has none."""
+        """Yield the figures of each case. A side that fails, or for which no time is left, has none."""
         total, done = sum(len(case.sides) for case in cases), 0
         for case in cases:
             peaks, problems, steps = dict[str, int](), dict[str, str](), dict[str, Step]()
             for name, build in case.sides.items():
                 try:
-                    steps[name], peaks[name] = self._warmed_up(build)
+                    steps[name], peaks[name] = self._until_limit(build)
                 except KablateError as error:
                     problems[name] = " ".join(str(error).split())
                 except kernel_errors() as error:
                     problems[name] = (str(error).splitlines() or [type(error).__name__])[0]
                 done += 1
                 passed = time.monotonic() - self.started
-                eta = format_duration(passed * (total / done - 1))
+                left = min(passed * (total / done - 1), max(0.0, self.limit_seconds - passed))
+                eta = format_duration(left)
                 log("BENCH", f"{case.name}, {name}   {done / total:.0%}, eta {eta}")
             seconds = self._take_turns(steps, case.repeats)
             steps.clear()
@@ -79,14 +82,35 @@ class Stopwatch:
         for _ in range(self.rounds):
             for name, step in steps.items():
                 started = self._now()
-                step()
-                rounds[name].append((self._now() - started) / repeats)
+                result = step()
+                seconds = self._now() - started
+                rounds[name].append((result if isinstance(result, float) else seconds) / repeats)
         return rounds
 
     def _now(self) -> float:
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
         return self.clock()
+
+    def _until_limit(self, build: Build) -> tuple[Step, int]:
+        """Return the step and its peak bytes. Raises RunError as soon as the time limit is reached."""
+
+        def stop(*_: object) -> None:
+            what = f"not measured: the limit of {self.limit_seconds:.0f} s is reached"
+            raise RunError(Problem(what, code="bench.time-limit"))
+
+        if self.limit_seconds == float("inf"):
+            return self._warmed_up(build)
+        left = self.started + self.limit_seconds - time.monotonic()
+        if left <= 0:
+            stop()
+        before = signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, left)
+        try:
+            return self._warmed_up(build)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
     def _warmed_up(self, build: Build) -> tuple[Step, int]:
         # The other sides of the case have memory too.

@@ -61,9 +61,9 @@ def test_every_side_is_the_same_gpt2_and_trains_all_micro_batches(tmp_path):
     assert len(losses) == 4 * config.train.grad_accumulation and losses[-1] < losses[0]
 
 
-def timed(sides, rounds=2, clock=time.perf_counter):
+def timed(sides, rounds=2, **limits):
     """Return the figures of sides, given as functions that build a step."""
-    (result,) = Stopwatch(CPU, rounds, clock).measure([Case("Table", "case", sides, 2)])
+    (result,) = Stopwatch(CPU, rounds, **limits).measure([Case("Table", "case", sides, 2)])
     return result
 
 
@@ -77,46 +77,57 @@ def test_sides_take_turns_after_a_warm_up(capsys):
 
 
 def test_figures_are_medians_and_ratios_within_rounds():
-    """By a clock that advances by these seconds in a step; each does its work twice."""
-    spent = [1.0, 0.5, 0.8, 0.8, 1.0, 1.5]
-    clock = iter([now for seconds in spent for now in (0.0, seconds)])
-    sides = {name: lambda: lambda: None for name in ("ours", "theirs")}
-    result = timed(sides, 3, lambda: next(clock))
+    """A step that returns seconds has measured itself; here each does its work twice."""
+    first, other = (iter(4 * [9.0] + rest) for rest in ([1.0, 0.8, 1.0], [0.5, 0.8, 1.5]))
+    result = timed({"ours": lambda: lambda: next(first), "theirs": lambda: lambda: next(other)}, 3)
     text = unaligned(to_markdown([result]))
     assert "| case | ours | 500.00 | 1.00 | 1.00 to 1.00 | |" in text
     assert "| case | theirs | 400.00 | 1.00 | 0.50 to 1.50 | |" in text
 
 
-def test_a_side_that_cannot_run_is_a_line_and_the_others_are_measured():
+def test_a_side_that_cannot_run_or_is_too_slow_is_a_line_and_the_others_are_measured():
     def absent():
         raise RunError(Problem("missing", "liger-kernel", "type: make setup", code="env.missing"))
 
     def broken():
         raise RuntimeError("no such kernel\nat line 1")
 
-    result = timed({"a": absent, "b": broken, "c": lambda: lambda: None})
-    assert list(result["seconds"]) == ["c"]
+    def slow():
+        time.sleep(30)
+
+    began = time.monotonic()
+    sides = {"a": absent, "b": broken, "c": lambda: lambda: None, "d": slow, "e": lambda: 0}
+    result = timed(sides, limit_seconds=0.5)
+    assert time.monotonic() - began < 20 and list(result["seconds"]) == ["c"]
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     text = to_markdown([result])
     assert "case, a: liger-kernel: missing" in text and "type: make setup" in text
     assert "case, b: no such kernel\n" in text
+    assert "the limit of 0 s is reached [bench.time-limit]" in result["problems"]["d"]
+    assert "[bench.time-limit]" in result["problems"]["e"]
 
 
 @pytest.mark.usefixtures("torch_as_before")
 def test_the_cases_of_a_gpu_at_tiny_sizes(monkeypatch):
+    monkeypatch.setattr(gpu, "_ITERATIONS", 12)
     monkeypatch.setattr(torch, "compile", lambda function: function)
     heads = nsa.Heads(16, 1, 32, CPU)
     cases = [
         *gpu.step_cases(CPU, TINY),
         *gpu.sparse_cases(heads, 256),
+        gpu.training_case(CPU, {**TINY, "GLOBAL_BATCH": 4}),
+        gpu.fla_case(heads, 256),
         gpu.loss_case(CPU, 64, 32, 257),
     ]
     measured = list(Stopwatch(CPU, 1).measure(cases))
     sides = [name for each in measured for name in each["seconds"]]
     assert sides.count("nanoGPT") == sides.count("baseline") == 4
-    assert {"ra", "full", "SDPA"} <= set(sides)
+    assert {"ra", "full", "SDPA", "bare step", "training"} <= set(sides)
     assert sides[-3:] == ["compiled", "chunks", "F.cross_entropy, compiled"]
     assert all(seconds[0] > 0 for each in measured for seconds in each["seconds"].values())
-    assert [name for each in measured for name in each["problems"]] == ["liger-kernel"]
+    *missing, liger = [problem for each in measured for problem in each["problems"].items()]
+    assert liger[0] == "liger-kernel"
+    assert all("fla-core" in what and "pip install" in what for _, what in missing)
 
 
 def test_all_tables_are_those_of_124m():
@@ -127,7 +138,10 @@ def test_all_tables_are_those_of_124m():
         "A step, of one micro-batch",
         "The loss",
         "Sparse attention, 64 heads of 128 over 4",
+        "The trainer",
     ]
+    # Its kernels are chosen for longer than a minute.
+    assert list(cases[-1].sides) == ["NSA", "fla-core"]
     with pytest.raises(PreflightError) as caught:
         prepared({"kind": "gpu", "rounds": 1, "values": dict(config.values)})
     assert caught.value.codes == ["gpu.missing"]
