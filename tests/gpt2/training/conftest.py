@@ -340,9 +340,12 @@ def losses(trained: Trained, iterations: int) -> torch.Tensor:
     return torch.tensor([(r["loss"], r["grad_norm"]) for r in rows], dtype=torch.float64)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _quick_starts() -> Iterator[None]:
-    """Ask git once for the commit and the changed files, and leave it to the system to sync files."""
+    """Ask git once for the commit and the changed files, and leave it to the system to sync files.
+
+    For a module: until the end of the session, tests of other folders would have it too.
+    """
     with (
         mock.patch("lib.runs.code.head_commit", cache(head_commit)),
         mock.patch("os.fsync", lambda descriptor: None),
