@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from gpt2.attention.options import PartOptions
 from gpt2.config import Config
 from gpt2.data.dataset import data_folder
 from gpt2.data.tokenizer import (
@@ -26,6 +27,7 @@ from gpt2.data.tokenizer import (
     read_merges,
     vocabulary_strings,
 )
+from gpt2.mlp.options import ActivationOptions
 from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
 from gpt2.records.files import read_resolved_config
@@ -111,12 +113,16 @@ def _require_same_model(
     except (KeyError, RuntimeError):
         same = False
     if not same:
+        components = (ActivationOptions, PartOptions)
+        parts = ", ".join(p.name for p in options_of(model) if isinstance(p, components))
         name = hf_config["activation_function"]
-        what = f"transformers' GPT-2 with {name} is another model than {model.mlp.activation.name}"
+        what = (
+            f"transformers' GPT-2 with {name} computes another function than this model of {parts}"
+        )
         advice = (
             "correct hf_names of the activation, or unsupported_components in gpt2/weights/hf.py"
         )
-        raise ConfigError(Problem(what, "ACTIVATION", advice, code="export.other-model"))
+        raise ConfigError(Problem(what, next=advice, code="export.other-model"))
 
 
 def _write_own(config: Config, run: RunDir, folder: Path) -> None:
