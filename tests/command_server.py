@@ -23,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -121,10 +122,12 @@ class Command:
         return alive
 
     def kill(self) -> None:
-        """Kill every process of the session: the command, its fork server, its workers."""
-        for process in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        """Kill every process of the session, and wait until they hold no lock any more."""
+        while everyone := self.processes():
+            for process in everyone:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(0.001)
         self.wait()
 
 

@@ -15,6 +15,7 @@ from random import Random
 import pytest
 
 from lib.env.ranks import rank_environment
+from lib.runs.lease import DEFAULT_SECONDS
 from lib.runs.run_dir import RunDir, State, read_status
 from tests.command_server import Command
 from tests.integration.conftest import IN_PROCESS, SINGLE, Folder, wait_for
@@ -120,13 +121,17 @@ class Team:
             self.folder.start(*IN_PROCESS, **rank_environment(rank, self.ranks, meeting), **fault)
             for rank in range(self.ranks)
         ]
-        killed = False
+        late = False
         while any(process.poll() is None for process in team):
-            if time.monotonic() > ended or 0 < kill_at <= self.calls():
-                killed = True
+            late = time.monotonic() > ended
+            if late or 0 < kill_at <= self.calls():
                 for process in team:
                     process.kill()
             time.sleep(0.001)
+        # The library kills the group of one rank, whose other processes may end after it.
+        for process in team:
+            process.kill()
+        killed = late or 0 < kill_at <= self.calls()
         assert killed or {process.wait() for process in team} == {0}, team[0].stderr
         return self.calls()
 
@@ -153,6 +158,9 @@ class Team:
                 self.train(kill_at=1 + int(place * (calls - 1)))
             else:
                 self.train(seconds=place * seconds)
+            # A lease that was being written names no holder, and counts as held for this long.
+            for lease in self.run.glob(".lease-*"):
+                os.utime(lease, times=(0, time.time() - DEFAULT_SECONDS))
             self.train()
             same.append(self.outcome() == whole)
         return same
