@@ -3,7 +3,7 @@
 from typing import Any
 
 from gpt2.config import TrainConfig
-from gpt2.training import budget, loop
+from gpt2.training import loop
 from gpt2.training.budget import TrainingBudget, TrainingClock
 from gpt2.training.metrics import MetricsLog
 from gpt2.training.state import TrainingSession
@@ -39,9 +39,9 @@ MUTANTS = (
         "baseline",
         _caught("budget-steps", "last step 26;"),
         edited(
-            budget,
-            "_iterations",
-            "-(-train.max_tokens // tokens_per_iteration)",
+            TrainingBudget,
+            "__init__",
+            "-(-train.max_tokens // self.tokens_per_iteration)",
             "train.max_tokens",
         ),
         settings=_TOKENS,

@@ -3,10 +3,11 @@
 import pytest
 
 from gpt2.check import command
+from lib.config.dotconfig import list_defconfigs
 from lib.project import ROOT
 from tests.options import options
 
-DEFCONFIGS = sorted(path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file())
+DEFCONFIGS = [base.name for base in list_defconfigs(ROOT)[0]]
 
 
 @pytest.mark.long
