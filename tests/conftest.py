@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from lib.env.machine import MALLOC_VARIABLES, SHARDED_MALLOC_VARIABLES, SPIN_VARIABLE
 from lib.make_variables import EXPORTED, GIVEN, TARGET
 from tests.command_server import CommandServer
 
@@ -240,6 +241,19 @@ def _write_faults(place: Path) -> Path | None:
 def _server(place: Path) -> CommandServer:
     """Return a client of the process that forks the commands of all tests, and the workers."""
     return CommandServer(_fill_once(place, "server", lambda folder: None), _write_faults(place))
+
+
+@pytest.fixture(autouse=True)
+def variables_of_workers_as_before() -> Iterator[None]:
+    """Restore what a command that runs in this process sets for it: a manifest records it."""
+    names = ("OMP_NUM_THREADS", SPIN_VARIABLE, *MALLOC_VARIABLES, *SHARDED_MALLOC_VARIABLES)
+    before = {name: os.environ.get(name) for name in names}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture(scope="session")
