@@ -38,6 +38,8 @@ from lib.tracking.telemetry import memory_and_cpu_seconds
 from lib.units import MIB
 
 MicroBatch = tuple[Tensor, Tensor]
+# Steps whose offsets a rank keeps: a run may have no checkpoint, at which they are gathered too.
+_MAX_PENDING = 1024
 # The first step allocates the optimizer's state, so the second step has the peak memory.
 STEPS_TO_PROBE = 2
 
@@ -49,7 +51,7 @@ class DataOrder:
         self._group = group
         # Of the steps before those in ``_pending``.
         self.digest = EMPTY_ORDER_DIGEST
-        # Offsets of this rank for each step since the last checkpoint.
+        # Offsets of this rank for each step that is not in the digest yet.
         self._pending: list[Tensor] = []
         self._offered = torch.empty(0)
 
@@ -58,8 +60,10 @@ class DataOrder:
         self._offered = offsets_B
 
     def consumed(self) -> None:
-        """Count the sequences offered last as consumed."""
+        """Count the sequences offered last as consumed. Must be called on every rank."""
         self._pending.append(self._offered)
+        if len(self._pending) == _MAX_PENDING:
+            self.state_dict()
 
     def state_dict(self) -> str:
         """Return the digest of all steps so far. Must be called on every rank."""

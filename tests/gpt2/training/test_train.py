@@ -1,11 +1,15 @@
 """A run from configuration to results, and the invariances of its results."""
 
-from itertools import count
+from itertools import accumulate, count
 
+import numpy as np
 import pytest
 import torch
 
+from gpt2.data.sampler import EMPTY_ORDER_DIGEST, extend_order_digest
 from gpt2.training.loop import optimizer_step
+from gpt2.training.state import DataOrder
+from lib.env.process_group import ProcessGroup
 from lib.errors import EXIT_TIME_LIMIT
 from lib.files import sha256_file
 from lib.runs.run_dir import State
@@ -112,3 +116,14 @@ def test_the_time_limit_of_a_run_saves_it(configure, train, monkeypatch):
     assert not stopped.files.weights.exists()
     monkeypatch.undo()
     assert train(configure()).status.state is State.SUCCESS
+
+
+def test_a_run_without_checkpoints_keeps_the_offsets_of_few_steps(monkeypatch):
+    monkeypatch.setattr("gpt2.training.state._MAX_PENDING", 3)
+    order, steps = DataOrder(ProcessGroup()), np.arange(10).reshape(5, 2)
+    digests = [*accumulate(steps, extend_order_digest, initial=EMPTY_ORDER_DIGEST)]
+    for offsets_B in torch.from_numpy(steps):
+        order.offered(offsets_B)
+        order.consumed()
+    assert order.digest == digests[3]
+    assert order.state_dict() == digests[5]
