@@ -104,8 +104,8 @@ def test_a_signal_to_every_process_saves_the_run_and_loses_no_sidecar(build):
 class Team:
     """A small training of one or two ranks that is started again and again, under write_faults.c."""
 
-    def __init__(self, folder: Folder, ranks: int, library: Path) -> None:
-        self.folder, self.ranks, self.library = folder, ranks, library
+    def __init__(self, folder: Folder, ranks: int, preloaded: Path) -> None:
+        self.folder, self.ranks, self.preloaded = folder, ranks, preloaded
         self.counter = folder.scratch / "counter"
         (self.run,) = folder.runs("")
 
@@ -115,7 +115,7 @@ class Team:
         meeting = self.folder.scratch / "rendezvous"
         meeting.unlink(missing_ok=True)
         fault = {"KILL_ROOT": str(self.folder.path / "results"), "KILL_COUNTER": str(self.counter)}
-        fault |= {"KILL_AT": str(kill_at), "LD_PRELOAD": str(self.library)}
+        fault |= {"KILL_AT": str(kill_at), "LD_PRELOAD": str(self.preloaded)}
         ended = time.monotonic() + seconds
         team = [
             self.folder.start(*IN_PROCESS, **rank_environment(rank, self.ranks, meeting), **fault)
