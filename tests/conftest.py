@@ -257,26 +257,26 @@ def variables_of_workers_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def shared_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_place(tmp_path_factory) -> Path:
     """Return the folder of all workers."""
     place = tmp_path_factory.getbasetemp()
     return place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
 
 
 @pytest.fixture(scope="session")
-def shared_folder(shared_place: Path) -> Callable[[str, Callable[[Path], object]], Path]:
+def shared_folder(shared_place) -> Callable[[str, Callable[[Path], object]], Path]:
     """Return a function that creates and fills a folder once for the workers of all tests."""
     return partial(_fill_once, shared_place)
 
 
 @pytest.fixture(scope="session")
-def write_faults(shared_place: Path) -> Path | None:
+def write_faults(shared_place) -> Path | None:
     """Return the library of write_faults.c."""
     return _write_faults(shared_place)
 
 
 @pytest.fixture(scope="session")
-def server(shared_place: Path) -> Iterator[CommandServer]:
+def server(shared_place) -> Iterator[CommandServer]:
     """Return a client of the process that forks the commands of all tests."""
     server = _server(shared_place)
     yield server
@@ -284,7 +284,7 @@ def server(shared_place: Path) -> Iterator[CommandServer]:
 
 
 @pytest.fixture
-def forked_modules(server: CommandServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def forked_modules(server, monkeypatch) -> None:
     """Let the product fork its modules that run in a process of their own from the server."""
     monkeypatch.setattr(sys, "executable", str(server.interpreter()))
 

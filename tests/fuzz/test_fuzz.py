@@ -65,17 +65,17 @@ def check_cases(study: Study, count: int, number: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(CASES.glob("*.json")), ids=lambda path: path.stem)
-def test_a_saved_failure_does_not_return(study: Study, path: Path) -> None:
+def test_a_saved_failure_does_not_return(study, path):
     assert study.check(load(path, study)) == ""
 
 
 @pytest.mark.slow
-def test_damaged_files_make_no_command_crash_or_deceive(study: Study) -> None:
+def test_damaged_files_make_no_command_crash_or_deceive(study):
     check_cases(study, SHARE, 7)
 
 
 @pytest.mark.slow
-def test_each_kind_of_failure_is_noticed(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_kind_of_failure_is_noticed(study, monkeypatch):
     """Commands that do what none may do."""
     run = study.tree / Path(study.a).relative_to(study.tree)
 
@@ -104,5 +104,5 @@ def test_each_kind_of_failure_is_noticed(study: Study, monkeypatch: pytest.Monke
 
 
 @pytest.mark.fuzz
-def test_damage_at_length(study: Study) -> None:
+def test_damage_at_length(study):
     check_cases(study, COUNT, SEED)

@@ -33,7 +33,7 @@ def gradients(config: Any, recompute: bool) -> tuple[dict[str, Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_are_bit_identical(name: str) -> None:
+def test_gradients_are_bit_identical(name):
     config = make_model_config(**{"n_layer": 3, "dropout": 0.3, **MODELS[name]})
     stored, rng_state = gradients(config, recompute=False)
     recomputed, rng_state_after = gradients(config, recompute=True)
@@ -41,7 +41,7 @@ def test_gradients_are_bit_identical(name: str) -> None:
     assert different == [] and torch.equal(rng_state, rng_state_after)
 
 
-def test_activations_inside_a_block_are_not_saved() -> None:
+def test_activations_inside_a_block_are_not_saved():
     """Count the bytes that autograd saves between forward and backward."""
     model = GPT(make_model_config(n_layer=3, n_embd=64))
     idx_BT = torch.zeros(4, 16, dtype=torch.long)
@@ -62,6 +62,6 @@ def test_activations_inside_a_block_are_not_saved() -> None:
     assert saved(recompute=True) < saved(recompute=False) / 2
 
 
-def test_the_configuration_enables_checkpointing() -> None:
+def test_the_configuration_enables_checkpointing():
     assert GPT(make_model_config(grad_checkpointing=True)).grad_checkpointing
     assert not GPT(make_model_config()).grad_checkpointing

@@ -7,7 +7,6 @@ import pytest
 from gpt2.study.plan import config_layers, make_plan
 from gpt2.study.resolve import resolve_config
 from lib.config.dotconfig import defconfig_layers
-from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer, parse_command_line_settings, to_kconfig_text
 from lib.config.tree import KconfigTree
 from lib.kablate import call
@@ -17,7 +16,7 @@ from tests.errors import error_of
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     """Return a configured build folder."""
     settings = {"DEVICE_CPU": True, "MODEL_SIZE_CUSTOM": True, "MAX_ITERS": 100}
     return write_build(tmp_path, settings)
@@ -25,9 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("file", "code"), [("config.py", "edited"), (".config", "stale")])
 @pytest.mark.parametrize("command", ["plan", "status", "all", "check", "data"])
-def test_every_command_refuses_an_edited_or_stale_config_py(
-    folder: Path, command: str, file: str, code: str
-) -> None:
+def test_every_command_refuses_an_edited_or_stale_config_py(folder, command, file, code):
     path = folder / file
     text = path.read_text()
     changed = text.replace("MAX_ITERS = 100\n", "MAX_ITERS = 101\n")
@@ -41,7 +38,7 @@ def test_every_command_refuses_an_edited_or_stale_config_py(
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_problem_of_a_step_is_located_at_the_line_of_config(tmp_path: Path) -> None:
+def test_a_problem_of_a_step_is_located_at_the_line_of_config(tmp_path):
     settings = {"DEVICE_CPU": True, "MODEL_SIZE_CUSTOM": True, "N_EMBD": 96, "N_HEAD": 4}
     write_build(tmp_path, {**settings, "N_HEAD": 5})
     line = (tmp_path / ".config").read_text().split("\n").index("CONFIG_N_EMBD=96") + 1
@@ -50,7 +47,7 @@ def test_a_problem_of_a_step_is_located_at_the_line_of_config(tmp_path: Path) ->
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def loaded(tmp_path_factory) -> Path:
     """Return the build folder of a defconfig with an explicit default, a precision."""
     folder = tmp_path_factory.mktemp("loaded")
     explicit = parse_command_line_settings("MATMUL_PRECISION_HIGHEST=y")
@@ -67,9 +64,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("RUN_PROFILE_MAXOUT_SPEED=y", ("MATMUL_PRECISION", "highest", "highest")),
     ],
 )
-def test_settings_on_a_config_are_those_on_its_defconfig(
-    loaded: Path, settings: str, change: tuple[str, str, str]
-) -> None:
+def test_settings_on_a_config_are_those_on_its_defconfig(loaded, settings, change):
     tree, layer = KconfigTree(), parse_command_line_settings(settings)
     name, before, after = change
     base = config_layers(loaded)
@@ -81,7 +76,7 @@ def test_settings_on_a_config_are_those_on_its_defconfig(
     assert found.identity() == resolve_config(tree, given).identity()
 
 
-def test_a_step_changes_no_default_of_the_configuration(loaded: Path) -> None:
+def test_a_step_changes_no_default_of_the_configuration(loaded):
     step = ConfigLayer.of("step", "s", {"DROPOUT": "0.0"})
     layers = [*config_layers(loaded), parse_command_line_settings("DROPOUT=0.1"), step]
     found = resolve_config(KconfigTree(), layers)
@@ -91,7 +86,7 @@ def test_a_step_changes_no_default_of_the_configuration(loaded: Path) -> None:
 
 @pytest.mark.parametrize("on_top", ["", "DROPOUT=0.1", "RUN_PROFILE_MAXOUT_SPEED=y"])
 @pytest.mark.parametrize("axes", ["DROPOUT=0.0,0.1", "RUN_PROFILE=maxout_speed"])
-def test_a_point_of_a_sweep_is_the_training_with_set(loaded: Path, axes: str, on_top: str) -> None:
+def test_a_point_of_a_sweep_is_the_training_with_set(loaded, axes, on_top):
     tree, layers = KconfigTree(), config_layers(loaded)
     top = parse_command_line_settings(on_top)
     plan = make_plan([*layers, top], loaded, sweep=axes)
@@ -114,9 +109,7 @@ def test_a_point_of_a_sweep_is_the_training_with_set(loaded: Path, axes: str, on
         {"TEST_MATRIX_AXES": "DROPOUT=0.0,0.1"},
     ],
 )
-def test_defaults_follow_the_cells_of_a_matrix(
-    tmp_path: Path, design: dict[str, SymbolValue]
-) -> None:
+def test_defaults_follow_the_cells_of_a_matrix(tmp_path, design):
     settings = {"TEST_MATRIX_MODE": True, **design}
     write_build(tmp_path, settings, *defconfig_layers(ROOT, "gpt2-ratio-small"))
     plan = make_plan(config_layers(tmp_path), tmp_path)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Run:
+def run(tmp_path, monkeypatch, capsys) -> Run:
     """Return a function that runs a command in a build folder and returns its output and log."""
     monkeypatch.delenv("KCONFIG_CONFIG", raising=False)
 
@@ -32,7 +31,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Run:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> ConfigWorkspace:
+def place(tmp_path) -> ConfigWorkspace:
     return ConfigWorkspace(ROOT, tmp_path)
 
 
@@ -40,7 +39,7 @@ def files(place: ConfigWorkspace) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in place.build.iterdir()}
 
 
-def test_defconfig_then_constants(run: Run, place: ConfigWorkspace) -> None:
+def test_defconfig_then_constants(run, place):
     text = '$(shell id) `id` "é"'
     log = run("defconfig", "gpt2-ratio-ablation+cpu", "--set", f"OUTPUT_DIR='{text}' SEED=2")
     assert f"gpt2-ratio-ablation+cpu -> {place.config} (" in log
@@ -52,12 +51,12 @@ def test_defconfig_then_constants(run: Run, place: ConfigWorkspace) -> None:
     assert ", 2 new or changed" in run("defconfig", "gpt2-ratio-ablation+cpu")
 
 
-def test_a_setting_hides_a_line_of_the_defconfig(run: Run) -> None:
+def test_a_setting_hides_a_line_of_the_defconfig(run):
     log = run("defconfig", "gpt2-quickstart", "--set", "SINGLE_TRAINING=y")
     assert "has no effect with the settings on top: ABLATION_STUDY_QUICKSTART=y: needs" in log
 
 
-def test_a_bad_value_leaves_the_configuration_alone(run: Run, place: ConfigWorkspace) -> None:
+def test_a_bad_value_leaves_the_configuration_alone(run, place):
     run("defconfig", "gpt2-quickstart")
     before = files(place)
     words = ["-O", str(place.build), "gpt2-124m", "--set", "JOBBS=1 LOG_INTERVAL=-1"]
@@ -73,7 +72,7 @@ def test_a_bad_value_leaves_the_configuration_alone(run: Run, place: ConfigWorks
     assert before == {**edited, "config.py": before["config.py"]} and files(place) == edited
 
 
-def test_olddefconfig_updates_what_constants_refuse(run: Run, place: ConfigWorkspace) -> None:
+def test_olddefconfig_updates_what_constants_refuse(run, place):
     run("defconfig", "gpt2-ratio-ablation")
     place.config_py.unlink()
     lines = place.config.read_text().replace("CONFIG_DEVICE_CUDA=y", "CONFIG_DEVICE_CPU=y")
@@ -91,13 +90,13 @@ def test_olddefconfig_updates_what_constants_refuse(run: Run, place: ConfigWorks
     assert "new symbol, at the default: SEED\n" in run("constants")
 
 
-def test_olddefconfig_without_a_config_takes_the_defaults(run: Run, place) -> None:
+def test_olddefconfig_without_a_config_takes_the_defaults(run, place):
     run("olddefconfig")
     run("constants")
     assert read_constants(place)["N_LAYER"] == 12
 
 
-def test_savedefconfig_returns_the_lines_of_the_defconfig(run: Run, place) -> None:
+def test_savedefconfig_returns_the_lines_of_the_defconfig(run, place):
     run("defconfig", "gpt2-quickstart")
     run("savedefconfig")
     source = (ROOT / "defconfigs/gpt2-quickstart").read_text().splitlines()
@@ -105,13 +104,13 @@ def test_savedefconfig_returns_the_lines_of_the_defconfig(run: Run, place) -> No
     assert sorted(saved) == sorted(line for line in source if line.startswith("CONFIG"))
 
 
-def test_kconfig_config_names_the_file(run: Run, place: ConfigWorkspace, monkeypatch) -> None:
+def test_kconfig_config_names_the_file(run, place, monkeypatch):
     monkeypatch.setenv("KCONFIG_CONFIG", "other")
     run("defconfig", "gpt2-quickstart")
     assert sorted(files(place)) == ["config.py", "other", "other.origins"]
 
 
-def test_list_defconfigs(run: Run, monkeypatch) -> None:
+def test_list_defconfigs(run, monkeypatch):
     text = run("list-defconfigs")
     assert "\n  gpt2-quickstart " in text and "[any]\n" in text
     monkeypatch.setattr(configure, "terminal_columns", lambda stream: 80)
@@ -122,7 +121,7 @@ def test_list_defconfigs(run: Run, monkeypatch) -> None:
     assert {f["name"]: f["bases"] for f in document["fragments"]}["env-venv"] == ["*"]
 
 
-def test_why(run: Run, place: ConfigWorkspace) -> None:
+def test_why(run, place):
     run("defconfig", "gpt2-quickstart")
     assert "\n    from     defconfigs/gpt2-quickstart:" in run("why", "VERDICT_BAND")
     step = run("why", "POSITIONS", "--steps", "rope", "--set", "LOG_INTERVAL=2")
@@ -136,7 +135,7 @@ def test_why(run: Run, place: ConfigWorkspace) -> None:
     assert error_of(call, "why", words).codes == ["usage.missing-argument"]
 
 
-def test_menuconfig_saves_a_change_with_its_origin(run: Run, place: ConfigWorkspace) -> None:
+def test_menuconfig_saves_a_change_with_its_origin(run, place):
     run("defconfig", "gpt2-quickstart")
     before = place.config.read_bytes()
     words = ["-m", "lib.kablate", "menuconfig", "-O", str(place.build)]
@@ -156,12 +155,12 @@ def test_menuconfig_saves_a_change_with_its_origin(run: Run, place: ConfigWorksp
     assert place.config.with_name(".config.old").read_bytes() == before
 
 
-def test_menuconfig_needs_a_terminal(place: ConfigWorkspace) -> None:
+def test_menuconfig_needs_a_terminal(place):
     assert error_of(call, "menuconfig", ["-O", str(place.build)]).codes == ["usage.no-terminal"]
     assert not files(place)
 
 
-def test_a_rule_that_an_edit_breaks_is_an_error(run: Run, place, monkeypatch) -> None:
+def test_a_rule_that_an_edit_breaks_is_an_error(run, place, monkeypatch):
     run("defconfig", "gpt2-quickstart")
     text = place.config.read_text().replace("CONFIG_GLOBAL_BATCH=", "CONFIG_GLOBAL_BATCH=9")
     monkeypatch.setattr(configure, "_edit", lambda tree, path: path.write_text(text))

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,7 +58,7 @@ def configured(**changes: SymbolValue) -> Config:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> TrainingPlace:
+def place(tmp_path) -> TrainingPlace:
     """Return empty folders in which uncommitted code is allowed."""
     return TrainingPlace(tmp_path / "build", tmp_path / "build" / "results", dirty=True)
 
@@ -70,9 +69,7 @@ def failing(config: Config, place: TrainingPlace) -> dict[str, str]:
     return {name: "\n".join(map(str, problems)) for name, problems in found if problems}
 
 
-def test_a_resumed_run_requires_only_the_space_that_it_still_needs(
-    place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_requires_only_the_space_that_it_still_needs(place, monkeypatch):
     config = configured()
     needed = bytes_needed([config], 1)
     usage = shutil.disk_usage("/")._replace(free=needed - 1)
@@ -81,9 +78,7 @@ def test_a_resumed_run_requires_only_the_space_that_it_still_needs(
     assert "output folder" not in failing(config, replace(place, written_bytes=1))
 
 
-def test_all_that_is_wrong_is_told_at_once(
-    place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_that_is_wrong_is_told_at_once(place, monkeypatch):
     monkeypatch.setattr("gpt2.running.preflight.uncommitted_problems", lambda *args: [EDITED])
     changes = {
         "ENV_POLICY_UV": True,
@@ -113,18 +108,14 @@ def test_all_that_is_wrong_is_told_at_once(
         assert words in str(refusal.value)
 
 
-def test_two_gpus_where_one_is_pinned(
-    place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_gpus_where_one_is_pinned(place, monkeypatch):
     monkeypatch.setattr(preflight, "machine_problems", lambda machine, gpus: [])
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     found = failing(configured(DEVICE_CUDA=True, GPU_PINNED=True), place)
     assert found.keys() == {"device"} and "[gpu.not-pinned]" in found["device"]
 
 
-def test_equal_kernels_are_compared_once_and_those_without_dropout_beside(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_equal_kernels_are_compared_once_and_those_without_dropout_beside(monkeypatch):
     compared: list[Any] = []
     monkeypatch.setattr(preflight, "usable_cores", lambda: 8)
     monkeypatch.setattr(
@@ -147,9 +138,7 @@ def test_equal_kernels_are_compared_once_and_those_without_dropout_beside(
     assert [check.__name__ for check, *_ in compared[3:]] == ["check_loss"]
 
 
-def test_kernels_are_compiled_side_by_side(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_are_compiled_side_by_side(tmp_path, capsys, monkeypatch):
     # Without the modules of the kernels.
     monkeypatch.setattr(preflight, "LocalExecutor", lambda *given: LocalExecutor((), {}))
     checks: list[Any] = [(compile_slowly, name, tmp_path) for name in ("wrong", "right")]
@@ -170,7 +159,7 @@ def test_kernels_are_compiled_side_by_side(
     ]
 
 
-def test_a_snapshot_is_taken_unless_it_is_not_wanted(place: TrainingPlace) -> None:
+def test_a_snapshot_is_taken_unless_it_is_not_wanted(place):
     without = configured(RUN_PROFILE_MAXOUT_SPEED=True, ENV_SNAPSHOT=False)
     check_machine([without], place)
     assert not place.build_dir.exists()
@@ -182,9 +171,7 @@ def test_a_snapshot_is_taken_unless_it_is_not_wanted(place: TrainingPlace) -> No
     assert {"packages.txt", "hw.json", "nvidia_smi.txt", "snapshot.json"} <= files
 
 
-def test_a_training_in_this_process_is_checked(
-    place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_in_this_process_is_checked(place, monkeypatch):
     """By workers: tests/integration/test_commands.py."""
     for beyond in ("gpt2.running.launch.check_data", "gpt2.training.loop.train_run"):
         monkeypatch.setattr(beyond, lambda *given: pytest.fail("went on"))
@@ -197,9 +184,7 @@ def test_a_training_in_this_process_is_checked(
 
 
 @pytest.mark.parametrize(("ranks", "limits"), [(2, [900]), (1, [])])
-def test_a_process_of_torchrun_ends_with_its_stacks_if_it_hangs(
-    place: TrainingPlace, monkeypatch: pytest.MonkeyPatch, ranks: int, limits: list[int]
-) -> None:
+def test_a_process_of_torchrun_ends_with_its_stacks_if_it_hangs(place, monkeypatch, ranks, limits):
     """A single process may be one in a debugger."""
     called: list[float] = []
     ended = RunStatus(State.SUCCESS)
@@ -217,9 +202,7 @@ def test_a_process_of_torchrun_ends_with_its_stacks_if_it_hangs(
     assert called == limits
 
 
-def test_what_is_told_has_facts_and_conditions(
-    place: TrainingPlace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_is_told_has_facts_and_conditions(place, monkeypatch, tmp_path):
     monkeypatch.setenv("NSA_USE_FA2", "1")
     (tmp_path / "file").write_text("")
     config = configured(ENV_PYTHON="2.7", **LONG)
@@ -242,9 +225,7 @@ def test_what_is_told_has_facts_and_conditions(
         assert re.search(pattern, text, re.MULTILINE), pattern
 
 
-def test_a_login_node_leaves_the_gpu_to_the_workers(
-    place: TrainingPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_login_node_leaves_the_gpu_to_the_workers(place, monkeypatch):
     which = shutil.which
     installed = {"sbatch": "/usr/bin/sbatch"}
     monkeypatch.setattr(shutil, "which", lambda name: installed.get(name) or which(name))
@@ -272,7 +253,7 @@ def test_a_login_node_leaves_the_gpu_to_the_workers(
     assert not report()["passed"] and not untested(report())
 
 
-def test_the_page_has_every_condition_symbol_and_file(place: TrainingPlace) -> None:
+def test_the_page_has_every_condition_symbol_and_file(place):
     _, conditions_table, _ = re.split(r"^(\| condition .*?)\n\n", PAGE, flags=re.M | re.S)
     named = re.findall(r"^\| (\w[\w ]*?) \|", conditions_table, re.MULTILINE)[1:]
     assert named == [*conditions([configured()], place)]
@@ -288,18 +269,14 @@ def test_the_page_has_every_condition_symbol_and_file(place: TrainingPlace) -> N
 
 
 @pytest.mark.parametrize(("gpus", "threads", "slots"), [(2, 3, 2), (16, 1, 1)])
-def test_on_a_cpu_a_slot_is_a_group_of_cores(
-    monkeypatch: pytest.MonkeyPatch, place: TrainingPlace, gpus: int, threads: int, slots: int
-) -> None:
+def test_on_a_cpu_a_slot_is_a_group_of_cores(monkeypatch, place, gpus, threads, slots):
     """Of GPUs: tests/integration/test_fake_gpus.py."""
     monkeypatch.setattr(preflight, "usable_cores", lambda: 12)
     config = configured(GPUS=gpus, GLOBAL_BATCH=gpus, CPU_THREADS=threads)
     assert check_machine([config], place) == [{}] * slots
 
 
-def test_a_gpu_in_use_by_another_program_is_left_alone_and_named(
-    monkeypatch: pytest.MonkeyPatch, place: TrainingPlace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gpu_in_use_by_another_program_is_left_alone_and_named(monkeypatch, place, capsys):
     used = [300.0, 40_960.0, 900.0, None]
     readings = [{"index": i, "memory_used_mib": mib} for i, mib in enumerate(used)]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -334,16 +311,14 @@ HOURS: dict[str, SymbolValue] = {"BUDGET_TIME": True, "GPT2_MAX_TIME": 3600}
         (HOURS | {"GPT2_MAX_TIME": 3599, "CHECKPOINT_INTERVAL": 0}, []),
     ],
 )
-def test_a_long_run_without_checkpoints_is_refused(
-    settings: dict[str, SymbolValue], values: list[str]
-) -> None:
+def test_a_long_run_without_checkpoints_is_refused(settings, values):
     found = long_run_problems(configured(**settings))
     assert [problem.code for problem in found] == ["long-run.no-checkpoint"] * bool(values)
     assert all(value in problem.what for problem in found for value in values)
 
 
 @pytest.mark.parametrize("precise", ["PRECISION_BF16", "RUN_PROFILE_PAPER_REPRO", ""])
-def test_on_a_gpu_it_is_in_bf16_or_for_a_paper(precise: str) -> None:
+def test_on_a_gpu_it_is_in_bf16_or_for_a_paper(precise):
     given = {"DEVICE_CUDA": True, "RUN_PROFILE_MAXOUT_SPEED": True, **LONG}
     if precise == "RUN_PROFILE_PAPER_REPRO":
         del given["RUN_PROFILE_MAXOUT_SPEED"]

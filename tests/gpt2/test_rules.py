@@ -1,7 +1,6 @@
 """Run profiles: their defaults, the settings they reject, and errors that list all problems."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,7 @@ def tree() -> KconfigTree:
 
 
 @pytest.fixture
-def configure(tree: KconfigTree) -> Callable[..., Config]:
+def configure(tree) -> Callable[..., Config]:
     """Return a function that resolves symbols on top of the defaults."""
 
     def build(**settings: SymbolValue) -> Config:
@@ -36,7 +35,7 @@ def configure(tree: KconfigTree) -> Callable[..., Config]:
 
 
 @pytest.fixture
-def refused(configure: Callable[..., Config]) -> Callable[..., list[str]]:
+def refused(configure) -> Callable[..., list[str]]:
     """Return a function that resolves invalid symbols and returns the text of each problem."""
 
     def problems(**settings: SymbolValue) -> list[str]:
@@ -52,9 +51,7 @@ def refused(configure: Callable[..., Config]) -> Callable[..., list[str]]:
         (FAST, False, ("fp32", "high", "off", True, False)),
     ],
 )
-def test_a_profile_decides_what_is_left_open(
-    configure: Callable, profile: str, strict: bool, defaults: tuple[object, ...]
-) -> None:
+def test_a_profile_decides_what_is_left_open(configure, profile, strict, defaults):
     """The table of docs/profiles.md."""
     config = configure(**{profile: True})
     names = ("precision", "matmul_precision", "deterministic", "cudnn_benchmark", "compile")
@@ -72,13 +69,11 @@ def test_a_profile_decides_what_is_left_open(
         ({FAST: True}, "auto"),
     ],
 )
-def test_a_paper_names_its_kernel(
-    configure: Callable, settings: dict[str, SymbolValue], backend: str
-) -> None:
+def test_a_paper_names_its_kernel(configure, settings, backend):
     assert configure(**settings).model.attention.backend == backend
 
 
-def test_every_step_of_a_study_has_the_pinned_form(tree: KconfigTree) -> None:
+def test_every_step_of_a_study_has_the_pinned_form(tree):
     for spec in ("gpt2-ratio-small", "gpt2-ratio-ablation+paper"):
         steps = resolve_study(tree, defconfig_layers(ROOT, spec), RATIO, RATIO.steps)[0]
         backends = {config.model.attention.backend for _, config in steps}
@@ -133,16 +128,14 @@ ON_CPU: dict[str, SymbolValue] = {"DEVICE_CPU": True}
         ),
     ],
 )
-def test_a_rejected_setting_is_named_with_a_remedy(
-    refused: Callable, settings: dict[str, SymbolValue], symbol: str, code: str
-) -> None:
+def test_a_rejected_setting_is_named_with_a_remedy(refused, settings, symbol, code):
     (problem,) = refused(**settings)
     assert symbol in problem and f"[{code}]" in problem
     if code in ("config.profile-conflict", "config.missing-reason"):
         assert "type: SET=" in problem
 
 
-def test_a_reason_is_enough(configure: Callable) -> None:
+def test_a_reason_is_enough(configure):
     reason: dict[str, SymbolValue] = {"PRECISION_WHY": "the same within noise of three seeds"}
     bf16 = configure(PRECISION_BF16=True, **reason)
     assert bf16.repro.precision_why == reason["PRECISION_WHY"]
@@ -152,7 +145,7 @@ def test_a_reason_is_enough(configure: Callable) -> None:
     assert bf16.hash8 == configure(PRECISION_BF16=True, PRECISION_WHY="because").hash8
 
 
-def test_all_problems_come_at_once(refused: Callable) -> None:
+def test_all_problems_come_at_once(refused):
     """Ranges, dependencies, rules of one section, rules across sections, and profile rules."""
     found = refused(
         SEED=-1,
@@ -207,9 +200,7 @@ WRONG: dict[str, SymbolValue] = {
     ],
     ids=["training", "study", "matrix"],
 )
-def test_every_way_in_tells_the_same_before_anything_is_there(
-    tmp_path: Path, runs: dict[str, SymbolValue]
-) -> None:
+def test_every_way_in_tells_the_same_before_anything_is_there(tmp_path, runs):
     """Planning, sweeps and make check use the same validator."""
     layers = [ConfigLayer.of("defconfig", "test", WRONG | runs)]
     errors = (
@@ -225,7 +216,7 @@ def test_every_way_in_tells_the_same_before_anything_is_there(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_check_compiles_a_paper_beside_the_same_run_without_it() -> None:
+def test_check_compiles_a_paper_beside_the_same_run_without_it():
     compiled: dict[str, SymbolValue] = {"DEVICE_CPU": True, "COMPILE": True}
     both = {"DEVICE_CPU": True, "TEST_MATRIX_MODE": True, "TEST_MATRIX_AXES": "COMPILE=n,y"}
     error = error_of(plan_cases, [ConfigLayer.of("defconfig", "test", compiled)])
@@ -242,16 +233,14 @@ def test_check_compiles_a_paper_beside_the_same_run_without_it() -> None:
         ({"GLOBAL_BATCH": 8, "BATCH_SIZE": 4, "GPUS": 3}, ("GLOBAL_BATCH", 12)),
     ],
 )
-def test_the_advice_on_a_batch_resolves_the_conflict(
-    configure: Callable[..., Config], sizes: dict[str, SymbolValue], advice: tuple[str, int]
-) -> None:
+def test_the_advice_on_a_batch_resolves_the_conflict(configure, sizes, advice):
     sizes = {"GRAD_ACCUMULATION": 1, **sizes}
     (problem,) = error_of(configure, **sizes).problems
     assert problem.code == "config.conflict" and "{}={}".format(*advice) in problem.next
     assert configure(**sizes | dict([advice])).train.gpus == sizes["GPUS"]
 
 
-def test_the_loss_backend_is_part_of_a_run_on_a_gpu_alone(configure: Callable) -> None:
+def test_the_loss_backend_is_part_of_a_run_on_a_gpu_alone(configure):
     def digest(device: str, backend: str) -> str:
         given = {f"DEVICE_{device}": True, f"LOSS_BACKEND_{backend}": True}
         return configure(RUN_PROFILE_MAXOUT_SPEED=True, **given).digest

@@ -31,7 +31,7 @@ def naive(logits: list[float], sampling: SamplingOptions) -> list[float]:
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
 @pytest.mark.parametrize("top_k", [0, 1, 5, 100])
 @pytest.mark.parametrize("top_p", [0.01, 0.5, 0.93, 1.0])
-def test_the_distribution_is_as_defined(temperature: float, top_k: int, top_p: float) -> None:
+def test_the_distribution_is_as_defined(temperature, top_k, top_p):
     sampling = SamplingOptions(temperature, top_k, top_p)
     for seed in range(5):
         logits_V = torch.randn(20, generator=torch.Generator().manual_seed(seed)) * 2
@@ -39,23 +39,23 @@ def test_the_distribution_is_as_defined(temperature: float, top_k: int, top_p: f
         torch.testing.assert_close(sampling.distribution(logits_V), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_ties_keep_the_lower_token_ids() -> None:
+def test_ties_keep_the_lower_token_ids():
     probabilities = SamplingOptions(top_k=2).distribution(torch.tensor([0.0, 1.0, 1.0, 1.0]))
     assert probabilities.tolist() == [0.0, 0.5, 0.5, 0.0]
 
 
-def test_defaults_are_bitwise_the_softmax_of_the_model() -> None:
+def test_defaults_are_bitwise_the_softmax_of_the_model():
     logits_V = torch.randn(300) * 5
     assert torch.equal(SamplingOptions().distribution(logits_V), torch.softmax(logits_V, -1))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-6, 1e-300])
-def test_temperature_zero_selects_the_most_likely(temperature: float) -> None:
+def test_temperature_zero_selects_the_most_likely(temperature):
     logits_V = torch.tensor([0.1, 3.0, 2.9, -1.0])
     assert SamplingOptions(temperature).draw(logits_V, torch.Generator().manual_seed(0)) == 1
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_draws_follow_the_distribution():
     """A token of probability 0.5 is missed once in 2^60."""
     logits_V, generator = torch.tensor([0.0, 0.0, -9.0]), torch.Generator().manual_seed(0)
     assert {SamplingOptions(top_k=2).draw(logits_V, generator) for _ in range(60)} == {0, 1}
@@ -73,7 +73,7 @@ def test_draws_follow_the_distribution() -> None:
         ({"top_k": -1}, ["TOP_K"]),
     ],
 )
-def test_out_of_range_values_are_rejected(options: dict[str, float], names: list[str]) -> None:
+def test_out_of_range_values_are_rejected(options, names):
     with pytest.raises(ConfigError) as error:
         SamplingOptions(**options)
     assert [problem.where for problem in error.value.problems] == names
@@ -81,7 +81,7 @@ def test_out_of_range_values_are_rejected(options: dict[str, float], names: list
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_generation_leaves_the_model_in_its_mode(training: bool) -> None:
+def test_generation_leaves_the_model_in_its_mode(training):
     machine = MachineConfig("cpu", "fp32", 1, False, True, "highest", False, False, 0, "ddp", False)
     model = GPT(make_model_config()).train(training)
     model.init_weights(1)

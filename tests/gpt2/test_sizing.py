@@ -56,7 +56,7 @@ def widths(config: ModelConfig, block: int) -> dict[str, int]:
     return {"M": size.hidden, **size.widths}
 
 
-def test_latent_width_at_768() -> None:
+def test_latent_width_at_768():
     config = at_width(768, **MLA)
 
     assert config.attention.projection.width(config.shape) == 128
@@ -66,7 +66,7 @@ def test_latent_width_at_768() -> None:
 
 @pytest.mark.parametrize("n_embd", HEADS)
 @pytest.mark.parametrize("step", STEPS)
-def test_every_block_has_its_ratio(step: str, n_embd: int) -> None:
+def test_every_block_has_its_ratio(step, n_embd):
     config = at_width(n_embd, **STEPS[step])
     # 8C² of an MLP to 4C² of dense attention, or to 2C² + 4CR of latent attention.
     given = 2.0
@@ -82,7 +82,7 @@ def test_every_block_has_its_ratio(step: str, n_embd: int) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("n_embd", HEADS)
 @pytest.mark.parametrize("step", [*STEPS, "rope"])
-def test_every_step_has_the_parameters_of_gpt2(step: str, n_embd: int, bias: bool) -> None:
+def test_every_step_has_the_parameters_of_gpt2(step, n_embd, bias):
     change = {"positions": "rope"} if step == "rope" else STEPS[step]
     config = at_width(n_embd, **change | {"sizing": "params", "bias": bias}).sized()
 
@@ -90,7 +90,7 @@ def test_every_step_has_the_parameters_of_gpt2(step: str, n_embd: int, bias: boo
     config.mlp.check_params(config.shape, config.num_params())
 
 
-def test_a_number_of_parameters_selects_the_width() -> None:
+def test_a_number_of_parameters_selects_the_width():
     # 12 layers of 64 units more than the baseline's, with biases.
     more = at_width(768).num_params() + 12 * 64 * (2 * 768 + 1)
     sized = at_width(768, sizing="params", model_params=more).sized()
@@ -98,7 +98,7 @@ def test_a_number_of_parameters_selects_the_width() -> None:
     assert (widths(sized, 0), sized.num_params()) == ({"M": 3136}, more)
 
 
-def test_the_number_of_parameters_is_in_the_identity_if_it_applies() -> None:
+def test_the_number_of_parameters_is_in_the_identity_if_it_applies():
     tree, base = KconfigTree(), defconfig_layers(ROOT, "gpt2-ratio-small")
     given = resolve_config(tree, base)
     settings = {"MLP_SIZING_PARAMS": True, "POSITIONS_ROPE": True}
@@ -111,7 +111,7 @@ def test_the_number_of_parameters_is_in_the_identity_if_it_applies() -> None:
 
 @pytest.mark.parametrize("tying", ["tied", "untied", "scalar"])
 @pytest.mark.parametrize("n_embd", HEADS)
-def test_the_coupling_is_paid_from_the_ratio(tying: str, n_embd: int) -> None:
+def test_the_coupling_is_paid_from_the_ratio(tying, n_embd):
     parts = {COUPLING: {"tying": tying}}
     overrides = MLA | MECH | {"mechanisms": (COUPLING, *BOTH), "parts": parts}
     config = at_width(n_embd, **overrides)
@@ -120,7 +120,7 @@ def test_the_coupling_is_paid_from_the_ratio(tying: str, n_embd: int) -> None:
         assert config.mlp.built_ratio(site) == pytest.approx(config.mlp.ratio, rel=0.01)
 
 
-def test_the_share_goes_to_the_mechanisms() -> None:
+def test_the_share_goes_to_the_mechanisms():
     config = at_width(768, **MECH)
     site = config.sites()[0]
     size = config.mlp.size(site)
@@ -132,7 +132,7 @@ def test_the_share_goes_to_the_mechanisms() -> None:
         assert weights / config.mlp.cost(site).weights == pytest.approx(0.10, abs=0.005)
 
 
-def test_a_given_width_is_taken_at_any_size() -> None:
+def test_a_given_width_is_taken_at_any_size():
     for hidden, units in ((0, 128), (100, 100)):
         config = at_width(32, hidden=hidden, mechanisms=(GATE,), parts={GATE: {"dim": 5}})
         config.mlp.check_ratio(config.sites()[0])
@@ -154,9 +154,7 @@ def test_a_given_width_is_taken_at_any_size() -> None:
         ),
     ],
 )
-def test_a_size_that_no_width_reaches_is_refused(
-    n_embd: int, overrides: dict[str, Any], what: str, code: str
-) -> None:
+def test_a_size_that_no_width_reaches_is_refused(n_embd, overrides, what, code):
     config = at_width(n_embd, **overrides).sized()
 
     with pytest.raises(ConfigError, match=what) as caught:
@@ -174,7 +172,7 @@ def test_a_size_that_no_width_reaches_is_refused(
         ("LATENT_DIM=3 MLP_LATENT_TYING_TIED=y", False),
     ],
 )
-def test_a_scalar_that_no_unit_would_use_is_refused(settings: str, refused: bool) -> None:
+def test_a_scalar_that_no_unit_would_use_is_refused(settings, refused):
     given = f"ATTENTION_PROJECTION_LATENT=y MLP_LATENT=y {settings}"
     layers = defconfig_layers(ROOT, "gpt2-ratio-small", given)
     if not refused:
@@ -184,7 +182,7 @@ def test_a_scalar_that_no_unit_would_use_is_refused(settings: str, refused: bool
         resolve_config(KconfigTree(), layers)
 
 
-def test_vocabulary_is_padded_to_a_multiple() -> None:
+def test_vocabulary_is_padded_to_a_multiple():
     shapes = [make_model_config(vocab_size=n, vocab_multiple=64).shape for n in (256, 257, 50257)]
 
     assert [shape.padded_vocab_size for shape in shapes] == [256, 320, 50304]

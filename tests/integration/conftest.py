@@ -112,9 +112,7 @@ def set_up(folder: Path, **settings: SymbolValue | None) -> None:
 
 
 @pytest.fixture
-def build(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, server: CommandServer
-) -> Callable[..., Folder]:
+def build(tmp_path, tmp_path_factory, server) -> Callable[..., Folder]:
     def make(**settings: SymbolValue | None) -> Folder:
         set_up(tmp_path, **settings)
         return Folder(tmp_path, server, tmp_path_factory.mktemp("streams"))
@@ -123,17 +121,14 @@ def build(
 
 
 @pytest.fixture(scope="session")
-def committed(shared_folder: Callable[..., Path]) -> Path:
+def committed(shared_folder) -> Path:
     """Return a repository with the current files of this tree, to be cloned."""
     return shared_folder("committed", commit_copy)
 
 
 @pytest.fixture
 def shared(
-    shared_folder: Callable[..., Path],
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    server: CommandServer,
+    shared_folder, tmp_path, tmp_path_factory, server
 ) -> Callable[[str, Callable[[Folder], None]], Folder]:
     """Return a function that fills a folder once for all tests, and returns a copy of it."""
     scratch = tmp_path_factory.mktemp("streams")
@@ -147,7 +142,7 @@ def shared(
 
 
 @pytest.fixture
-def trained(shared: Callable[..., Folder]) -> Folder:
+def trained(shared) -> Folder:
     """Return a folder in which the steps of TRAINED have one finished run each."""
 
     def train(folder: Folder) -> None:

@@ -5,7 +5,7 @@ Blocks marked ``sh`` are run as written by ``test_worked_examples``.
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -101,7 +101,7 @@ def test_each_command_is_read_and_planned(page, tmp_path):
 
 
 @pytest.fixture
-def study(build: Callable[..., Folder]) -> Folder:
+def study(build) -> Folder:
     """Return a folder with two steps of the RATIO study, of two seeds, trained."""
     folder = build(CHECKPOINT_KEEP_FINISHED=True, CHECKPOINT_INTERVAL=2, CPU_THREADS=1)
     code, _, said = folder.command("all", "--steps", "0,ra", "--seeds", "1-2")

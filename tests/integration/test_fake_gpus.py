@@ -13,7 +13,7 @@ GPUS = {"DEVICE_CPU": None, "DEVICE_CUDA": True, "CPU_THREADS": 1}
 
 
 @pytest.fixture
-def machine(build: Callable) -> Callable[..., Any]:
+def machine(build) -> Callable[..., Any]:
     """Return a function that trains steps on fake GPUs: exit code, stderr, states, the journal."""
 
     def train(steps: str, settings: str = "", **given: Any) -> Any:

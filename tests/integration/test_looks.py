@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ def seeds_of(folder: Path, slug: str) -> list[int]:
 
 
 @pytest.fixture
-def judged(shared: Callable[..., Folder]) -> Folder:
+def judged(shared) -> Folder:
     """Return the study's folder after its last look, and with what its command has read."""
 
     def train(folder: Folder) -> None:

@@ -56,15 +56,13 @@ class Clone:
 
 
 @pytest.fixture(scope="module")
-def origin(
-    committed: Path, tmp_path_factory: pytest.TempPathFactory, server: CommandServer
-) -> Clone:
+def origin(committed, tmp_path_factory, server) -> Clone:
     """Return a repository with the current files of this tree committed."""
     return Clone(committed, server, tmp_path_factory.mktemp("streams"))
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build(tmp_path_factory) -> Path:
     """Return a build folder with text and prepared data."""
     folder = tmp_path_factory.mktemp("build")
     set_up(folder, **SINGLE, CUSTOM_PATH=str(folder / "text"))
@@ -72,7 +70,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def original(origin: Clone, build: Path) -> Path:
+def original(origin, build) -> Path:
     """Return the directory of a run that the repository has trained."""
     code, _, said = origin.command("all", "-O", str(build))
     assert code == 0, said

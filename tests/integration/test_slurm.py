@@ -32,7 +32,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+def cluster(tmp_path_factory) -> Iterator[SlurmCluster]:
     try:
         with slurm_cluster(tmp_path_factory.mktemp("slurm"), nodes=2) as running:
             yield running
@@ -41,7 +41,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-def study(build: Callable[..., Folder], cluster: SlurmCluster) -> Callable[..., "Study"]:
+def study(build, cluster) -> Callable[..., "Study"]:
     def small(steps: str = STEPS, **settings: SymbolValue) -> "Study":
         return Study(build(SLURM_CPUS=1, **settings), cluster, steps)
 

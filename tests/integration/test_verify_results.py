@@ -61,7 +61,7 @@ class Pair:
 
 
 @pytest.fixture(scope="session")
-def pair(shared_folder: Callable[..., Path], committed: Path, server: CommandServer) -> Pair:
+def pair(shared_folder, committed, server) -> Pair:
     folder = shared_folder("published", partial(publish, server, committed))
     build = folder / "build"
     plan = make_plan(config_layers(build), build, steps=STEPS, seeds=SEEDS)
@@ -84,7 +84,7 @@ def publish(server: CommandServer, committed: Path, folder: Path) -> None:
 
 
 @pytest.fixture
-def check(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Checklist]:
+def check(pair, monkeypatch) -> Callable[..., Checklist]:
     """Return a function that verifies runs declared to differ in reciprocal attention.
 
     One seed is enough, so that a planted difference concerns a single run of each step.
@@ -105,7 +105,7 @@ def check(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Checklis
 
 
 @pytest.fixture
-def copies(pair: Pair, tmp_path: Path) -> list[RunDir]:
+def copies(pair, tmp_path) -> list[RunDir]:
     return [RunDir(Path(shutil.copytree(r.path, tmp_path / r.path.name))) for r in pair.runs]
 
 
@@ -169,7 +169,7 @@ def test_a_fair_pair_passes_with_the_facts_to_publish(pair):
 
 
 @pytest.fixture(scope="module")
-def access(pair: Pair) -> Iterator[tuple[WandbServer, dict[str, str]]]:
+def access(pair) -> Iterator[tuple[WandbServer, dict[str, str]]]:
     """Upload the offline runs to a server; return it, and the variables that select it."""
     with serving() as wandb_server:
         variables = {"WANDB_BASE_URL": wandb_server.url, "WANDB_API_KEY": "k" * 40}
@@ -180,9 +180,7 @@ def access(pair: Pair) -> Iterator[tuple[WandbServer, dict[str, str]]]:
 
 
 @pytest.fixture
-def ask(
-    access: tuple[WandbServer, dict[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> TrackerQuery:
+def ask(access, monkeypatch) -> TrackerQuery:
     """Return a query of the server."""
     for name, value in access[1].items():
         monkeypatch.setenv(name, value)
@@ -328,7 +326,7 @@ def test_a_server_is_asked_for_its_own_settings(pair, access):
 
 
 @pytest.fixture
-def clone(pair: Pair, tmp_path: Path) -> Path:
+def clone(pair, tmp_path) -> Path:
     """Return a clone of the repository."""
     git(tmp_path, "clone", "-q", str(pair.tree), "clone")
     return tmp_path / "clone"

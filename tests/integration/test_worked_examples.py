@@ -27,7 +27,7 @@ BLOCK = re.compile(r"(?:^\*\*(\S+)\*\*\n\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | 
 
 
 @pytest.fixture
-def clone(committed: Path, tmp_path: Path) -> Iterator[Path]:
+def clone(committed, tmp_path) -> Iterator[Path]:
     """Return a repository with the current files of this tree, and an interpreter for it."""
     folder = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(committed), "clone")

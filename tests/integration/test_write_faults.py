@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_server import CommandServer
 from tests.integration.conftest import IN_PROCESS, SINGLE, Folder, set_up
 
 SETTINGS = {"EVAL_INTERVAL": 4, "CHECKPOINT_INTERVAL": 2, "MAX_ITERS": 8, "TELEMETRY_INTERVAL": 10}
@@ -59,13 +58,7 @@ CAUSE = "No space left|Read-only file system|Input/output error"
 
 
 @pytest.fixture
-def prepared(
-    shared_folder: Callable[..., Path],
-    server: CommandServer,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    write_faults: Path | None,
-) -> Prepare:
+def prepared(shared_folder, server, tmp_path, tmp_path_factory, write_faults) -> Prepare:
     """Return a function: a folder for a command, and the files that it leaves without a fault."""
     if write_faults is None:
         pytest.skip("requires a C compiler")

@@ -18,9 +18,7 @@ from tests.errors import error_of
 LONG = f"ratio/00-baseline s1   {'word ' * 20}/a/path/{'x' * 80}"
 
 
-def test_a_line_is_broken_between_words_on_a_terminal_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_is_broken_between_words_on_a_terminal_only(monkeypatch, capsys):
     console.log("TRAIN", LONG)
     assert capsys.readouterr().err.count("\n") == 1
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -43,11 +41,11 @@ def test_a_line_is_broken_between_words_on_a_terminal_only(
         ("in 3 small steps", 9, "in 3\nsmall\nsteps"),
     ],
 )
-def test_lines_are_folded(text: str, columns: int | None, folded: str) -> None:
+def test_lines_are_folded(text, columns, folded):
     assert console.folded(text, columns) == folded
 
 
-def test_misuse_of_an_option_is_an_error() -> None:
+def test_misuse_of_an_option_is_an_error():
     command = console.CommandLine()
     error = error_of(command.parse_args, ["--nonesuch"])
     assert error.codes == ["usage.invalid-argument"]
@@ -56,9 +54,7 @@ def test_misuse_of_an_option_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.EROFS])
-def test_a_file_that_cannot_be_used_is_a_problem_with_a_code(
-    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_used_is_a_problem_with_a_code(number, monkeypatch, capsys):
     def main() -> NoReturn:
         raise OSError(number, os.strerror(number), "/tree/.config")
 
@@ -80,9 +76,7 @@ def test_a_file_that_cannot_be_used_is_a_problem_with_a_code(
         ("raise MemoryError", "machine.no-memory", "out of memory"),
     ],
 )
-def test_a_package_or_memory_that_is_missing_is_a_problem(
-    capsys: pytest.CaptureFixture[str], statement: str, code: str, named: str
-) -> None:
+def test_a_package_or_memory_that_is_missing_is_a_problem(capsys, statement, code, named):
     with pytest.raises(SystemExit) as caught:
         console.run_main(lambda: exec(statement) or 0)
     assert caught.value.code == EXIT_PREFLIGHT
@@ -90,7 +84,7 @@ def test_a_package_or_memory_that_is_missing_is_a_problem(
     assert named in first and f"[{code}]" in first
 
 
-def test_only_colours_of_this_process_reach_the_terminal() -> None:
+def test_only_colours_of_this_process_reach_the_terminal():
     word = console.painted("BETTER", "1", "32")
     text = f"a\tb\n{word} \x1b[31mred \x1b]0;t\x07 \u202e\u200f\x9b\r"
     escaped = "\\x1b[31mred \\x1b]0;t\\x07 \\u202e\\u200f\\x9b\\r"
@@ -99,9 +93,7 @@ def test_only_colours_of_this_process_reach_the_terminal() -> None:
     assert console.painted("", "1") == "" and console.painted("plain") == "plain"
 
 
-def test_questions_and_tracebacks_are_escaped(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_questions_and_tracebacks_are_escaped(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     console.confirm("apply \x1b[2J\u202e?", yes=False)
@@ -113,7 +105,7 @@ def test_questions_and_tracebacks_are_escaped(
 
 
 @pytest.mark.parametrize(("verbose", "shown"), [("", False), ("1", True)])
-def test_warnings_of_libraries_are_for_their_developers(verbose: str, shown: bool) -> None:
+def test_warnings_of_libraries_are_for_their_developers(verbose, shown):
     script = """if True:
         import warnings
         from lib.console import run_main

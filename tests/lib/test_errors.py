@@ -5,7 +5,7 @@ import pytest
 from lib.errors import ConfigError, Problem, nearest
 
 
-def test_an_error_lists_its_problems_with_codes() -> None:
+def test_an_error_lists_its_problems_with_codes():
     where = Problem("N_HEAD: expected 2, got 3", ".config:7", "make menuconfig", code="config.x")
     error = ConfigError(where, Problem("no run", code="run.not-found"))
     assert error.codes == ["config.x", "run.not-found"]
@@ -16,7 +16,7 @@ def test_an_error_lists_its_problems_with_codes() -> None:
     ]
 
 
-def test_control_characters_are_escaped_and_long_values_are_cut() -> None:
+def test_control_characters_are_escaped_and_long_values_are_cut():
     problem = Problem(f"got '\x1b[2J\u202e\r\x07' and {'9' * 5000}", "a\0b", code="config.x")
     text = str(problem)
     assert text.isprintable() and len(text) < 500
@@ -25,7 +25,7 @@ def test_control_characters_are_escaped_and_long_values_are_cut() -> None:
 
 
 @pytest.mark.parametrize("code", ["", "config", "config.", "Config.x", "config.Not_kebab", "a b.c"])
-def test_a_malformed_code_is_a_defect(code: str) -> None:
+def test_a_malformed_code_is_a_defect(code):
     with pytest.raises(AssertionError):
         Problem("what", code=code)
 
@@ -39,5 +39,5 @@ def test_a_malformed_code_is_a_defect(code: str) -> None:
         ("X", ""),
     ],
 )
-def test_the_nearest_names_are_found_in_any_case(name: str, text: str) -> None:
+def test_the_nearest_names_are_found_in_any_case(name, text):
     assert nearest(name, ["SEED", "steps", "LABEL_BY"]) == text

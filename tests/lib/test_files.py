@@ -3,7 +3,6 @@
 import os
 import subprocess
 import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,7 @@ def dead_process() -> int:
     return process.pid
 
 
-def test_only_temporary_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
+def test_only_temporary_files_of_dead_processes_are_removed(tmp_path):
     dead = dead_process()
     live = {name: temporary_path(tmp_path / name).name for name in ("status.json", "link", "m.5.x")}
     old = {name: text.replace(f"-{os.getpid()}.", f"-{dead}.") for name, text in live.items()}
@@ -41,7 +40,7 @@ def test_only_temporary_files_of_dead_processes_are_removed(tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
-def test_folders_of_killed_runners_are_removed_at_the_next_start(tmp_path, monkeypatch) -> None:
+def test_folders_of_killed_runners_are_removed_at_the_next_start(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     left, live = (f"kablate-job-{process}-ab" for process in (dead_process(), os.getpid()))
     for name in (left, live):
@@ -51,7 +50,7 @@ def test_folders_of_killed_runners_are_removed_at_the_next_start(tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == [live]
 
 
-def test_a_pipe_or_device_in_place_of_a_file_is_an_error_and_no_wait(tmp_path: Path) -> None:
+def test_a_pipe_or_device_in_place_of_a_file_is_an_error_and_no_wait(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "device").symlink_to("/dev/zero")
     for name in ("pipe", "device"):
@@ -62,7 +61,7 @@ def test_a_pipe_or_device_in_place_of_a_file_is_an_error_and_no_wait(tmp_path: P
         os.close(no_follow(tmp_path / "pipe", os.O_WRONLY))
 
 
-def test_a_temporary_file_that_is_a_link_is_replaced(tmp_path: Path) -> None:
+def test_a_temporary_file_that_is_a_link_is_replaced(tmp_path):
     victim, path = tmp_path / "victim", tmp_path / "file"
     victim.write_text("of another program")
     temporary_path(path).symlink_to(victim)
@@ -70,14 +69,14 @@ def test_a_temporary_file_that_is_a_link_is_replaced(tmp_path: Path) -> None:
     assert (victim.read_text(), path.read_text()) == ("of another program", "new")
 
 
-def test_an_error_names_the_file_and_not_its_temporary_one(tmp_path: Path) -> None:
+def test_an_error_names_the_file_and_not_its_temporary_one(tmp_path):
     path = tmp_path / "absent" / ".config"
     with pytest.raises(FileNotFoundError) as caught:
         write_atomic(path, "new")
     assert caught.value.filename == str(path)
 
 
-def test_files_that_vanish_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_vanish_do_not_count(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("1234")
     assert size_bytes(tmp_path) == 4

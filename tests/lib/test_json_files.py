@@ -27,7 +27,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("content", DAMAGE.values(), ids=DAMAGE)
-def test_damage_is_one_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
+def test_damage_is_one_error_that_names_the_file(tmp_path, content):
     path = tmp_path / "record.json"
     path.write_bytes(content)
     with pytest.raises(DamagedRecord) as caught:
@@ -39,7 +39,7 @@ def test_damage_is_one_error_that_names_the_file(tmp_path: Path, content: bytes)
     assert (caught.value.file, caught.value.line) == (path, 2)
 
 
-def test_a_folder_a_pipe_and_a_huge_file_are_damage_and_nothing_is_missing(tmp_path: Path) -> None:
+def test_a_folder_a_pipe_and_a_huge_file_are_damage_and_nothing_is_missing(tmp_path):
     for name in ("folder", "pipe", "huge"):
         path = tmp_path / name
         with pytest.raises(MissingRecord):
@@ -73,7 +73,7 @@ class Sample:
 SAMPLE = {"count": 1, "size": 2, "colour": "red"}
 
 
-def test_fields_become_a_dataclass(tmp_path: Path) -> None:
+def test_fields_become_a_dataclass(tmp_path):
     found = typed(Sample, SAMPLE | {"unknown": 1}, tmp_path, ())
     assert found == Sample(1, 2, Colour.RED) and isinstance(found.colour, Colour)
 
@@ -90,7 +90,7 @@ def test_fields_become_a_dataclass(tmp_path: Path) -> None:
         {"flag": 1},
     ],
 )
-def test_a_field_of_another_type_is_named(tmp_path: Path, change: dict[str, object]) -> None:
+def test_a_field_of_another_type_is_named(tmp_path, change):
     with pytest.raises(DamagedRecord) as caught:
         typed(Sample, SAMPLE | change, tmp_path, ("part",), 7)
     (name,) = change
@@ -104,7 +104,7 @@ def test_a_field_of_another_type_is_named(tmp_path: Path, change: dict[str, obje
     "content",
     ['{"a": 1}\n{"b": [2.5]}\n', ' {"a": 1}\t\r\n{"b": 2}\n', '{"a": 1}\n{"b": "\u2028"}\n'],
 )
-def test_every_line_is_one_object(content: str) -> None:
+def test_every_line_is_one_object(content):
     rows = [json.loads(text) for text in content.strip().split("\n")]
     assert parse_json_lines(Path("rows.jsonl"), content.encode()) == rows
 
@@ -120,13 +120,13 @@ def test_every_line_is_one_object(content: str) -> None:
         ('{"a": 1}\n[2]\n', 2),
     ],
 )
-def test_another_line_is_damage(content: str, line: int) -> None:
+def test_another_line_is_damage(content, line):
     with pytest.raises(DamagedRecord) as raised:
         parse_json_lines(Path("rows.jsonl"), content.encode())
     assert raised.value.line == line
 
 
-def test_a_row_after_rows_of_its_types_is_checked_as_the_first_one() -> None:
+def test_a_row_after_rows_of_its_types_is_checked_as_the_first_one():
     @dataclass(frozen=True)
     class Pair:
         count: int

@@ -31,7 +31,7 @@ MUTANTS = planted_faults()
 
 
 @pytest.fixture(scope="module")
-def build_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build_dir(tmp_path_factory) -> Path:
     """Return a build folder with a text, prepared as byte tokens."""
     folder = tmp_path_factory.mktemp("build")
     (folder / "text").mkdir()

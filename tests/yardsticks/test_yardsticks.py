@@ -28,7 +28,7 @@ WORDS = {"reason", "remarks"}
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory) -> Path:
     """Return the results of the RATIO study's 19 steps with five fabricated seeds each."""
     folder = tmp_path_factory.mktemp("yardstick") / "build"
     write_large_study(folder, 5, iterations=120, documents=25)
@@ -44,7 +44,7 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_the_table_of_the_fabricated_study_is_the_frozen_one(results: Path) -> None:
+def test_the_table_of_the_fabricated_study_is_the_frozen_one(results):
     frozen, rows = table(FABRICATED / "table.csv"), table(results / "table.csv")
     assert [row["slug"] for row in rows] == [row["slug"] for row in frozen]
     for row, before in zip(rows, frozen, strict=True):
@@ -66,7 +66,7 @@ def differences(now: Any, before: Any, place: str = "") -> Iterator[str]:
         yield f"{place}: {now!r} (expected {before!r})"
 
 
-def test_the_verdicts_of_the_fabricated_study_are_the_frozen_ones(results: Path) -> None:
+def test_the_verdicts_of_the_fabricated_study_are_the_frozen_ones(results):
     now, frozen = (
         json.loads((folder / "verdicts.json").read_text(encoding="utf-8"))
         for folder in (results, FABRICATED)
@@ -76,7 +76,7 @@ def test_the_verdicts_of_the_fabricated_study_are_the_frozen_ones(results: Path)
 
 
 @pytest.mark.long
-def test_the_small_ratio_study_trains_the_frozen_weights(tmp_path: Path) -> None:
+def test_the_small_ratio_study_trains_the_frozen_weights(tmp_path):
     """Equal on processors of the kind that the figures are from; losses to 1e-6 on others."""
     build = write_build(tmp_path, {}, *defconfig_layers(ROOT, RATIO_SMALL["configuration"]))
     done = make(f"O={build}")

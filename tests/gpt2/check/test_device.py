@@ -32,12 +32,12 @@ def compared() -> Callable[[str, str], list[CheckFinding]]:
     return compare
 
 
-def test_forms_of_a_step_agree(compared: Callable[[str, str], list[CheckFinding]]) -> None:
+def test_forms_of_a_step_agree(compared):
     assert compared("gpt2-ratio-ablation", "ra") == []
     assert compared("nsa-quickstart", "nsa") == []
 
 
-def test_few_workers_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_workers_share_a_gpu(monkeypatch):
     workers, environments = list[int](), list[dict[str, str]]()
 
     class Executor:
@@ -63,9 +63,7 @@ def test_few_workers_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert interpreted.keys() >= NO_GPUS.keys()
 
 
-def test_values_gradients_and_statistics_are_compared(
-    compared: Callable[[str, str], list[CheckFinding]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_gradients_and_statistics_are_compared(compared, monkeypatch):
     calls = []
 
     def collected(model, idx_BT):

@@ -184,7 +184,7 @@ def test_a_step_that_does_not_resolve_reports_its_problems():
     assert (finding.property, finding.found) == ("resolved-configuration", str(problem))
 
 
-def test_a_number_of_an_axis_is_in_the_model() -> None:
+def test_a_number_of_an_axis_is_in_the_model():
     settings = {"TEST_MATRIX_MODE": True, "TEST_MATRIX_AXES": "BLOCK_SIZE=256,512 DROPOUT=0,0.1"}
     layers = [
         *config_layers_to_check(Path(), "gpt2-124m"),

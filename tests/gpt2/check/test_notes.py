@@ -8,7 +8,7 @@ from lib.config.dotconfig import defconfig_layers
 from lib.project import ROOT
 
 
-def test_notes_describe_the_configured_sizes_and_are_not_repeated() -> None:
+def test_notes_describe_the_configured_sizes_and_are_not_repeated():
     cases = plan_cases(defconfig_layers(ROOT, "nsa-perf"))
     reports = [CaseReport(case.slug) for case in cases.chosen]
     report = CheckReport(cases, [], reports)
@@ -21,7 +21,7 @@ def test_notes_describe_the_configured_sizes_and_are_not_repeated() -> None:
     assert line in report.to_json()["notes"]
 
 
-def test_a_table_wider_than_the_terminal_counts_the_checks_of_a_step() -> None:
+def test_a_table_wider_than_the_terminal_counts_the_checks_of_a_step():
     cases = plan_cases(defconfig_layers(ROOT, "gpt2-ratio-small"), steps="0,12")
     failed = CheckResult([CheckFinding("a-property", "a", "b")], 0.25)
     results = {name: CheckResult([], 0.5) for name in CHECKS} | {"causal": failed}

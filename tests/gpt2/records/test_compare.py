@@ -178,7 +178,7 @@ def test_an_unknown_axis_is_an_error(made, tmp_path):
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_the_steps_of_a_study_differ_in_what_they_declare(name: str, tmp_path: Path) -> None:
+def test_the_steps_of_a_study_differ_in_what_they_declare(name, tmp_path):
     study = whole_study(make_plan(defconfig_layers(ROOT, name), tmp_path))
     axes = declared_axes(study, [RunRecord(RunDir(run.path)) for run in study.runs], "")
     assert len(study.runs) > 2

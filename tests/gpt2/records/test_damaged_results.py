@@ -26,7 +26,7 @@ STUDY = ("--steps", "0", "--seeds", "1-2")
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("file", FILES)
-def test_every_file_of_a_finished_run_is_required(tmp_path: Path, file: str, damage: str) -> None:
+def test_every_file_of_a_finished_run_is_required(tmp_path, file, damage):
     run = write_run(tmp_path)
     assert RunRecord(run).state == "done"
     DAMAGES[damage](run.path / file)
@@ -35,7 +35,7 @@ def test_every_file_of_a_finished_run_is_required(tmp_path: Path, file: str, dam
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunDir, RunDir]:
+def study(tmp_path_factory) -> tuple[Path, RunDir, RunDir]:
     """Return a folder with an intact run, and one that lacks the record of its speed only."""
     build = tmp_path_factory.mktemp("damaged") / "build"
     intact, damaged = write_large_study(build, 2, steps="0", iterations=20, documents=5)
@@ -48,9 +48,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunDir, RunDi
     [("status", *STUDY), ("plan", *STUDY), ("ls",), ("report", *STUDY)],
     ids=lambda words: words[0],
 )
-def test_a_command_that_lists_runs_shows_it_as_damaged(
-    study: Any, command: tuple[str, ...]
-) -> None:
+def test_a_command_that_lists_runs_shows_it_as_damaged(study, command):
     build, *_ = study
     script, *words = command
     code, out, err = run_command(script, *words, "--json", "-O", str(build))
@@ -74,7 +72,7 @@ def test_a_command_that_lists_runs_shows_it_as_damaged(
     ],
     ids=" ".join,
 )
-def test_a_command_that_uses_a_result_refuses_it(study: Any, command: tuple[str, ...]) -> None:
+def test_a_command_that_uses_a_result_refuses_it(study, command):
     """Also one that would not read the file."""
     build, intact, damaged = study
     before = {path: path.lstat().st_mtime_ns for path in (build / "results").rglob("*")}
@@ -88,9 +86,7 @@ def test_a_command_that_uses_a_result_refuses_it(study: Any, command: tuple[str,
     assert not (build / "reproduced").exists()
 
 
-def test_a_damaged_run_of_another_study_is_refused_and_an_intact_one_is_reused(
-    tmp_path: Path,
-) -> None:
+def test_a_damaged_run_of_another_study_is_refused_and_an_intact_one_is_reused(tmp_path):
     build = tmp_path / "build"
     (run,) = write_large_study(build, 1, steps="0", iterations=20, documents=5)
     others = [run.path.parents[1] / study / run.path.name for study in ("another", "third")]

@@ -74,7 +74,7 @@ def plant(run: RunDir, name: str, place: tuple[Any, ...]) -> None:
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def hostile(tmp_path_factory) -> Callable[[str], Path]:
     """Return a function from steps to their build folder: each run has a hostile string elsewhere."""
 
     @cache
@@ -103,9 +103,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     ("steps", "name"),
     [*(("0-8", name) for name in COMMANDS), *(("0", name) for name in FEW)],
 )
-def test_no_command_prints_a_control_character_or_a_line_of_a_run(
-    steps: str, name: str, hostile: Callable[[str], Path]
-) -> None:
+def test_no_command_prints_a_control_character_or_a_line_of_a_run(steps, name, hostile):
     """And ends as documented."""
     build = hostile(steps)
     runs = sorted((build / "results").glob("*/*-s1-*"))

@@ -1,6 +1,5 @@
 """Run lengths and batches are compared with each other and with the declared budgets."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ ITERATIONS, SECONDS = {"train.budget": "iterations"}, {"train.budget": "time"}
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Any:
+def run(tmp_path) -> Any:
     """A run of ten iterations of 64 tokens and one second each."""
 
     def build(name: str, settings: dict[str, Any], **final: Any):
@@ -61,14 +60,12 @@ def said(remarks: Any) -> list[tuple[str, str]]:
         (SECONDS, {"seconds": 13.5, "budget_stretch": 1.3}, ""),
     ],
 )
-def test_lengths_are_those_of_the_budget(
-    run: Any, settings: dict[str, Any], figures: dict[str, Any], what: str
-) -> None:
+def test_lengths_are_those_of_the_budget(run, settings, figures, what):
     remarks = said(length_remarks([run("a", settings), run("b", settings, **figures)]))
     assert remarks == ([(FAIL, what)] if what else [])
 
 
-def test_what_is_not_recorded_is_unknown(run: Any) -> None:
+def test_what_is_not_recorded_is_unknown(run):
     lost = run("a", ITERATIONS)
     del lost.summary.fields["timing"]["train_seconds"]
     assert said(length_remarks([lost])) == [(UNDECIDED, "the length of a is unknown")]

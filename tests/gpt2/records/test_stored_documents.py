@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def before(tmp_path_factory) -> dict[str, Any]:
     """Return what each command prints about two finished steps, the index, and the document."""
     folder = tmp_path_factory.mktemp("stored")
     build = folder / "build"
@@ -76,7 +76,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_no_command_takes_a_word_of_a_stored_document(damage: str, before: dict[str, Any]) -> None:
+def test_no_command_takes_a_word_of_a_stored_document(damage, before):
     """Each run of a command finds the damaged document, also the one that writes it."""
     change, commands = DAMAGES[damage]
     build, file = before["build"], before["file"]
@@ -97,7 +97,7 @@ def test_no_command_takes_a_word_of_a_stored_document(damage: str, before: dict[
     file.write_text(document)
 
 
-def test_two_directories_of_one_run_are_one_run(before: dict[str, Any], tmp_path: Path) -> None:
+def test_two_directories_of_one_run_are_one_run(before, tmp_path):
     """A copy in the place of another seed is no second result, and a copy beside it none at all."""
     build = Path(shutil.copytree(before["build"], tmp_path / "build"))
     first, second = sorted((build / "results/ratio").glob("baseline-s[12]-*"))

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ from tests.options import options
 
 
 @pytest.fixture
-def planned(tmp_path: Path) -> Callable[..., Plan]:
+def planned(tmp_path) -> Callable[..., Plan]:
     """Return a factory of the plan of three steps and three seeds with these settings."""
 
     def make(seeds: str = "1-3", steps: str = "", **settings: SymbolValue) -> Plan:
@@ -61,7 +60,7 @@ def words(plan: Plan) -> set[str | None]:
     return {v["verdict"] for v in verdicts if v["role"] == "baseline"}
 
 
-def test_another_configuration_has_no_word_of_the_runs_beside_it(planned, tmp_path: Path) -> None:
+def test_another_configuration_has_no_word_of_the_runs_beside_it(planned, tmp_path):
     first = planned()
     train(first, -0.3)
     assert "BETTER" in judged(first)[1] and words(first) == {"BETTER"}
@@ -96,7 +95,7 @@ def test_another_configuration_has_no_word_of_the_runs_beside_it(planned, tmp_pa
     assert "MAX_ITERS" in section
 
 
-def test_a_selection_shows_the_words_of_the_whole_study_and_changes_no_file(planned) -> None:
+def test_a_selection_shows_the_words_of_the_whole_study_and_changes_no_file(planned):
     whole = planned()
     train(whole, -0.3)
     judged(whole)
@@ -111,7 +110,7 @@ def test_a_selection_shows_the_words_of_the_whole_study_and_changes_no_file(plan
     assert [json.loads(line)["kind"] for line in lines] == ["plan", "look"]
 
 
-def test_the_seeds_of_a_folder_are_no_declared_look(planned, tmp_path: Path) -> None:
+def test_the_seeds_of_a_folder_are_no_declared_look(planned, tmp_path):
     """A look spends alpha, so the folder's seeds do not start one; a foreign name adds no seed."""
     train(planned(), -0.3)
     for name in ("ra-s99999999999999999999-12345678", "ra-s7-12345678", "x-s-"):

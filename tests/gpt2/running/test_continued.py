@@ -20,7 +20,7 @@ def planned(folder: Path, gpus: int) -> Plan:
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-00000002/state.pt", "logs.txt"])
-def test_a_link_in_the_folder_of_a_run_is_not_followed(tmp_path: Path, name: str) -> None:
+def test_a_link_in_the_folder_of_a_run_is_not_followed(tmp_path, name):
     (begun,) = planned(tmp_path / "build", 1).runs
     source = RunDir(begun.path)
     source.checkpoint(2).mkdir(parents=True)
@@ -44,7 +44,7 @@ def test_a_link_in_the_folder_of_a_run_is_not_followed(tmp_path: Path, name: str
     assert RunDir(plan.runs[0].path).logs.read_text() == "of the run"
 
 
-def test_without_a_half_trained_run_there_is_nothing_to_continue(tmp_path: Path) -> None:
+def test_without_a_half_trained_run_there_is_nothing_to_continue(tmp_path):
     plan = planned(tmp_path / "build", 2)
     with pytest.raises(ConfigError) as caught:
         continue_half_trained(plan.runs, plan.folder)

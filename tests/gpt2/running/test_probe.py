@@ -1,7 +1,5 @@
 """What is timed of steps and of an evaluation; tests/integration/test_commands.py times them."""
 
-from pathlib import Path
-
 import pytest
 
 from gpt2.model import GPT
@@ -59,9 +57,7 @@ class FakeMachine:
         (30.0, 64, 1, [1, 1, 1, 2]),
     ],
 )
-def test_the_time_of_a_step_and_the_time_that_it_takes(
-    micro_batch: float, count: int, timed: int, steps: list[int]
-) -> None:
+def test_the_time_of_a_step_and_the_time_that_it_takes(micro_batch, count, timed, steps):
     machine = FakeMachine(50.0, micro_batch, update=0.2)
     seconds, number, parts = probe.step_seconds(machine.run, count, machine.clock)
     assert seconds == pytest.approx(count * micro_batch + 0.2) and number == timed
@@ -69,9 +65,7 @@ def test_the_time_of_a_step_and_the_time_that_it_takes(
 
 
 @pytest.mark.usefixtures("torch_as_before")
-def test_an_evaluation_is_scaled_to_all_its_windows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_is_scaled_to_all_its_windows(tmp_path, monkeypatch) -> None:
     folder = write_build(tmp_path, SMALL)
     config = make_plan(config_layers(folder), folder).base
     training = build_state(config, GPT(config.model))
@@ -88,7 +82,7 @@ def test_an_evaluation_is_scaled_to_all_its_windows(
     assert set(seen) == {2 * 16}
 
 
-def test_a_missing_device_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_device_is_an_error(tmp_path):
     folder = write_build(tmp_path, {**SMALL, "DEVICE_CPU": False, "DEVICE_CUDA": True})
     config = make_plan(config_layers(folder), folder).base
     with pytest.raises(PreflightError) as caught:

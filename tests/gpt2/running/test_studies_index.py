@@ -47,7 +47,7 @@ def trained(build: Path, settings: dict[str, Any]) -> Plan:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory) -> Path:
     build = tmp_path_factory.mktemp("build")
     for settings in (OTHER, FIRST):
         plan = trained(build, settings)
@@ -56,7 +56,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def build(finished: Path, tmp_path: Path) -> Path:
+def build(finished, tmp_path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "build"))
 
 
@@ -73,7 +73,7 @@ def index(build: Path) -> dict[str, dict[str, str]]:
     return {row["study"]: row for row in rows}
 
 
-def test_each_study_has_the_answer_that_its_report_has(build: Path) -> None:
+def test_each_study_has_the_answer_that_its_report_has(build):
     rows = index(build)
     # The latest first.
     assert list(rows) == ["ratio", "mechanisms"]
@@ -94,9 +94,7 @@ def files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_no_word_of_a_stored_document_is_taken_and_a_listed_study_is_not_written(
-    build: Path,
-) -> None:
+def test_no_word_of_a_stored_document_is_taken_and_a_listed_study_is_not_written(build):
     folder = build / "results/mechanisms"
     assert index(build)["mechanisms"]["best word"] != ""
     # The word follows the runs, and the report of before is no source.
@@ -112,7 +110,7 @@ def test_no_word_of_a_stored_document_is_taken_and_a_listed_study_is_not_written
     assert "mechanisms/report.html" not in (build / "results/index.html").read_text()
 
 
-def test_a_matrix_and_a_single_training_are_judged_too(build: Path) -> None:
+def test_a_matrix_and_a_single_training_are_judged_too(build):
     modes = ("RA_MLA_ABLATION_MODE", "RA_MLA_ABLATION_STEPS", "VERDICT_AA")
     alone = {name: value for name, value in FIRST.items() if name not in modes}
     axes = {"TEST_MATRIX_MODE": True, "TEST_MATRIX_AXES": "DROPOUT=0.0,0.2"}
@@ -144,13 +142,8 @@ NO_STUDY = dict.fromkeys(("MAX_ITERS", "ABLATION_STUDY", "RA_MLA_ABLATION_STEPS"
     ],
 )
 def test_edited_settings_of_a_run_ask_nothing_and_are_a_row_with_the_reason(
-    build: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    settings: dict[str, Any],
-    symbols: dict[str, str],
-    expected: str,
-    done: str,
-) -> None:
+    build, monkeypatch, settings, symbols, expected, done
+):
     (file,) = (build / "results/mechanisms").glob("gqa-s3-*/resolved_config.yaml")
     record = json.loads(file.read_text())
     for name, value in settings.items():
@@ -166,9 +159,7 @@ def test_edited_settings_of_a_run_ask_nothing_and_are_a_row_with_the_reason(
     assert rows["ratio"]["runs done"] == "6 of 6"
 
 
-def test_foreign_and_damaged_folders_are_no_markup_and_no_failure(
-    build: Path, tmp_path: Path
-) -> None:
+def test_foreign_and_damaged_folders_are_no_markup_and_no_failure(build, tmp_path):
     results = build / "results"
     hostile = results / "<i>a&b"
     shutil.copytree(results / "mechanisms", hostile)

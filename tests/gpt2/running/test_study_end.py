@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpt2.running import launch
-from lib.errors import KablateError, PreflightError, Problem, RunError
+from lib.errors import PreflightError, Problem, RunError
 from lib.runner.runner import RunnerOptions
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
@@ -20,8 +20,8 @@ SAVE = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
     [(PreflightError, False, False), (RunError, False, True), (RunError, True, False)],
 )
 def test_an_error_is_not_hidden_and_starts_it_if_a_run_had_begun(
-    tmp_path, monkeypatch, capsys, error: type[KablateError], is_damaged: bool, written: bool
-) -> None:
+    tmp_path, monkeypatch, capsys, error, is_damaged, written
+):
     plan: Any = SimpleNamespace(folder=tmp_path / "demo", auto=None, runs=[])
     raised = error(Problem("the disk is full", code="disk.write-failed"))
 

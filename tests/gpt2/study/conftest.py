@@ -71,7 +71,7 @@ config SEED
 
 
 @pytest.fixture
-def small_tree(tmp_path: Path) -> KconfigTree:
+def small_tree(tmp_path) -> KconfigTree:
     (tmp_path / "Kconfig").write_text(KCONFIG)
     return KconfigTree(tmp_path)
 
@@ -82,13 +82,13 @@ def tree() -> KconfigTree:
 
 
 @pytest.fixture(autouse=True)
-def one_tree(tree: KconfigTree, monkeypatch: pytest.MonkeyPatch) -> None:
+def one_tree(tree, monkeypatch) -> None:
     """Parse the Kconfig files once for all plans, which takes longer than to resolve one."""
     monkeypatch.setattr("gpt2.study.plan.KconfigTree", lambda: tree)
 
 
 @pytest.fixture(scope="session")
-def full_config(tree: KconfigTree) -> Callable[..., ConfigLayer]:
+def full_config(tree) -> Callable[..., ConfigLayer]:
     """The .config of some settings, every symbol written out."""
 
     def make(**settings: SymbolValue) -> ConfigLayer:
@@ -100,7 +100,7 @@ def full_config(tree: KconfigTree) -> Callable[..., ConfigLayer]:
 
 
 @pytest.fixture
-def configure(tmp_path: Path) -> Callable[..., Path]:
+def configure(tmp_path) -> Callable[..., Path]:
     """Return a function that writes a .config and returns its build folder; None removes a symbol."""
 
     def write(**settings: SymbolValue | None) -> Path:

@@ -24,7 +24,7 @@ STUDY: dict[str, SymbolValue | None] = {
 
 
 @pytest.fixture
-def planned(planned: Callable[..., Plan]) -> Callable[..., Plan]:
+def planned(planned) -> Callable[..., Plan]:
     return partial(planned, seeds="1-3", **STUDY)
 
 

@@ -1,7 +1,5 @@
 """Environment variables exported by make are the defaults of command-line options."""
 
-from pathlib import Path
-
 import pytest
 
 from gpt2.study.arguments import asked_plan
@@ -12,7 +10,7 @@ from tests.options import options
 
 
 @pytest.fixture
-def seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def seeds(tmp_path, monkeypatch):
     """Return a function that plans runs with environment variables and returns the seeds."""
     symbols = {"SINGLE_TRAINING": True, "DEVICE_CPU": True, "TOKENIZER_BYTE": True}
     write_build(tmp_path, symbols)
@@ -28,7 +26,7 @@ def seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return planned
 
 
-def test_one_seed_or_several(seeds) -> None:
+def test_one_seed_or_several(seeds):
     assert seeds() == [1]
     assert seeds(SEED="4294967295") == [4294967295]
     assert seeds(SEED="", SEEDS="2,3") == [2, 3]
@@ -42,21 +40,21 @@ def test_one_seed_or_several(seeds) -> None:
         ({"GPUS": "0", "SET": "DROPOUT=0.1"}, "config.out-of-range", "GPUS"),
     ],
 )
-def test_an_invalid_value_is_located_at_its_variable(seeds, variables, code, where) -> None:
+def test_an_invalid_value_is_located_at_its_variable(seeds, variables, code, where):
     (problem,) = error_of(seeds, **variables).problems
     assert (problem.code, problem.where) == (code, where)
     assert where == "GPUS" or "SEEDS=" in problem.next
 
 
 @pytest.mark.parametrize("words", [["--stpes", "3"], ["--steps"], ["more"], ["--ste", "3"]])
-def test_an_invalid_option_is_an_error_of_the_product(words: list[str]) -> None:
+def test_an_invalid_option_is_an_error_of_the_product(words):
     error = error_of(options, "plan", *words)
     assert error.codes == ["usage.invalid-argument"]
     assert error.exit_code == 2 and "kablate plan --help" in error.problems[0].next
     assert ("--steps" in error.problems[0].what) == (words != ["more"])
 
 
-def test_a_worker_gets_the_options_of_the_command_that_starts_it(monkeypatch) -> None:
+def test_a_worker_gets_the_options_of_the_command_that_starts_it(monkeypatch):
     monkeypatch.setenv("SEEDS", "1-5")
     monkeypatch.setenv("SUBMIT", "y")
     given = options("slurm", "--steps", "0-3", "--allow-dirty", "--keep-going=n", "--jobs", "0")

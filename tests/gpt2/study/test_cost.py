@@ -30,9 +30,7 @@ STEP = {
 }
 
 
-def test_a_gpu_that_is_elsewhere_reaches_a_stated_share_of_its_peak(
-    planned: Planned, monkeypatch
-) -> None:
+def test_a_gpu_that_is_elsewhere_reaches_a_stated_share_of_its_peak(planned, monkeypatch):
     monkeypatch.setattr(cost, "run_predict", predicting(2**30))
     plan = planned(steps="0,5", seeds="1,2", RA_MLA_ABLATION_MODE=True, **TWO_GPUS)
     assert planning_view.look(plan)[0]["seconds"] is None
@@ -48,7 +46,7 @@ def test_a_gpu_that_is_elsewhere_reaches_a_stated_share_of_its_peak(
     assert document["peak_bytes"] == 2**30 and document["probe"] is None
 
 
-def test_attention_that_reaches_less_gets_no_time(planned: Planned, forked_modules) -> None:
+def test_attention_that_reaches_less_gets_no_time(planned, forked_modules):
     by_rows = ON_GPU | {"ATTENTION_BACKEND_TRITON": None, "ATTENTION_BACKEND_ROWS": True}
     plan = planned(**by_rows, seeds="1,2")
     view, other = planning_view.look(plan, "h100")
@@ -58,7 +56,7 @@ def test_attention_that_reaches_less_gets_no_time(planned: Planned, forked_modul
     assert "reaches less" in planning_view.plan_text(plan, [view, other])
 
 
-def test_a_step_that_is_too_large_is_marked(planned: Planned, monkeypatch) -> None:
+def test_a_step_that_is_too_large_is_marked(planned, monkeypatch):
     monkeypatch.setattr(cost, "run_predict", predicting(90 * 2**30))
     plan = planned(**ON_GPU)
     text = planning_view.plan_text(plan, planning_view.look(plan, "h100"))
@@ -78,7 +76,7 @@ def predicting(peak: int) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("gpu", "code"), [("gtx9999", "gpu.unknown-name"), ("v100-16", "gpu.unknown-peak")]
 )
-def test_a_gpu_without_a_known_peak_is_an_error(planned: Planned, gpu: str, code: str) -> None:
+def test_a_gpu_without_a_known_peak_is_an_error(planned, gpu, code):
     assert error_of(planning_view.look, planned(**ON_GPU), gpu).codes == [code]
 
 
@@ -100,7 +98,7 @@ def probed(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> list[Any]:
     return configs
 
 
-def test_each_distinct_model_is_timed_once(planned: Planned, monkeypatch, capfd) -> None:
+def test_each_distinct_model_is_timed_once(planned, monkeypatch, capfd):
     fast, slow = STEP, {**STEP, "step_seconds": 1.0}
     configs = probed(monkeypatch, fast, slow)
     plan = planned(
@@ -122,7 +120,7 @@ def test_each_distinct_model_is_timed_once(planned: Planned, monkeypatch, capfd)
     assert document["probe"] == slow and document["seconds"] == 108.0
 
 
-def test_only_what_changes_the_time_of_a_step_is_timed_again(tree) -> None:
+def test_only_what_changes_the_time_of_a_step_is_timed_again(tree):
     same = ({}, {"SEED": 7}, {"LEARNING_RATE": "3e-4"}, {"MAX_ITERS": 200}, {"EVAL_INTERVAL": 3})
     other = ({"DROPOUT": "0.2"}, {"BLOCK_SIZE": 64}, {"GRAD_CHECKPOINTING": True}, {"N_LAYER": 3})
     other += ({"OPTIMIZER_SGD": True}, {"CPU_THREADS": 2}, {"EVAL_TOKENS": 4096})
@@ -133,7 +131,7 @@ def test_only_what_changes_the_time_of_a_step_is_timed_again(tree) -> None:
     assert len(set(keys[: len(same)])) == 1 and len(set(keys)) == 1 + len(other)
 
 
-def test_a_missing_device_is_one_error(planned: Planned, monkeypatch) -> None:
+def test_a_missing_device_is_one_error(planned, monkeypatch):
     probed(monkeypatch, PreflightError(Problem("no GPU", code="gpu.missing")))
     plan = planned(steps="0,5", RA_MLA_ABLATION_MODE=True, **ON_GPU)
     with pytest.raises(PreflightError) as caught:
@@ -141,7 +139,7 @@ def test_a_missing_device_is_one_error(planned: Planned, monkeypatch) -> None:
     assert caught.value.codes == ["gpu.missing"]
 
 
-def test_a_model_that_cannot_be_timed_is_named(planned: Planned, monkeypatch) -> None:
+def test_a_model_that_cannot_be_timed_is_named(planned, monkeypatch):
     memory = RunError(Problem("out of memory", code="run.out-of-memory"))
     late = RunError(Problem("no answer within 300 s", code="worker.no-answer"))
     probed(monkeypatch, memory, late, STEP)

@@ -20,7 +20,7 @@ from tests.gpt2.study.large_study import write_large_study
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build(tmp_path_factory) -> Path:
     """A build folder with the finished runs of all steps and two seeds; tests change no file."""
     folder = tmp_path_factory.mktemp("build") / "large"
     write_large_study(folder, 2, iterations=2, documents=1)
@@ -28,7 +28,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
+def reads(monkeypatch) -> Counter[Path]:
     """Count the records that are read."""
     counts: Counter[Path] = Counter()
     read = json_files.read_record
@@ -42,9 +42,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
     return counts
 
 
-def test_a_plan_reads_three_files_of_each_finished_run_once(
-    build: Path, reads: Counter[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_reads_three_files_of_each_finished_run_once(build, reads, monkeypatch):
     digested: Counter[str] = Counter()
 
     def digest(name: str) -> str:
@@ -65,9 +63,7 @@ def test_a_plan_reads_three_files_of_each_finished_run_once(
     assert all(run.config.digest == json_digest(run.config.identity()) for run in plan.runs)
 
 
-def test_a_plan_does_not_look_for_runs_one_by_one(
-    build: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_does_not_look_for_runs_one_by_one(build, monkeypatch):
     asked: list[object] = []
     stat = Path.stat
 
@@ -86,7 +82,7 @@ def test_a_plan_does_not_look_for_runs_one_by_one(
     assert {run.path for run in table_plan(part).runs} == {run.path for run in plan.runs}
 
 
-def test_a_link_that_leads_nowhere_is_no_run(tmp_path: Path) -> None:
+def test_a_link_that_leads_nowhere_is_no_run(tmp_path):
     write_build(tmp_path, {"DEVICE_CPU": True}, *defconfig_layers(ROOT, "gpt2-ratio-small"))
     layers = config_layers(tmp_path)
     run = make_plan(layers, tmp_path, steps="0", seeds="1").runs[0]
@@ -102,12 +98,12 @@ def test_a_link_that_leads_nowhere_is_no_run(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def small_plan(build: Path) -> Plan:
+def small_plan(build) -> Plan:
     """Three finished runs."""
     return make_plan(config_layers(build), build, steps="0,1,7", seeds="1").only("baseline,ra*")
 
 
-def test_a_finished_run_in_the_folder_of_another_one_is_not_done(small_plan: Plan) -> None:
+def test_a_finished_run_in_the_folder_of_another_one_is_not_done(small_plan):
     run, other = small_plan.runs[:2]
     intact = run.path.with_name(".intact")
     run.path.rename(intact)
@@ -121,7 +117,7 @@ def test_a_finished_run_in_the_folder_of_another_one_is_not_done(small_plan: Pla
         intact.rename(run.path)
 
 
-def test_a_judged_study_reads_each_record_of_a_run_once(build: Path, reads: Counter[Path]) -> None:
+def test_a_judged_study_reads_each_record_of_a_run_once(build, reads):
     plan = make_plan(config_layers(build), build, steps="0,1", seeds="1")
     reads.clear()
     judged_study(plan)

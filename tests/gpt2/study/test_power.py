@@ -19,7 +19,7 @@ from tests.lib.fabricated import complete
 
 
 @pytest.fixture
-def planned(planned: Callable[..., Plan]) -> Callable[..., Plan]:
+def planned(planned) -> Callable[..., Plan]:
     """The study of 19 steps with 5 seeds, compared with the baseline: 18 comparisons."""
     study = {"RA_MLA_ABLATION_MODE": True, "VERDICT_AGAINST_BASELINE": True}
     return partial(planned, **{"seeds": "1-5", **study})

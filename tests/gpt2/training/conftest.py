@@ -136,7 +136,7 @@ def tree() -> KconfigTree:
 
 
 @pytest.fixture(scope="session")
-def build_dir(tree: KconfigTree, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build_dir(tree, tmp_path_factory) -> Path:
     """A build folder whose data set is prepared."""
     folder = tmp_path_factory.mktemp("build")
     (folder / "texts").mkdir()
@@ -148,7 +148,7 @@ def build_dir(tree: KconfigTree, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture(scope="session")
-def configure(tree: KconfigTree) -> Configure:
+def configure(tree) -> Configure:
     """Build a configuration from the base with changed symbols; None removes a symbol."""
 
     def build(**changes: SymbolValue | None) -> Config:
@@ -210,7 +210,7 @@ def train(build_dir, tmp_path) -> Trainer:
 
 
 @pytest.fixture(scope="session")
-def lasting(build_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Trainer]:
+def lasting(build_dir, tmp_path_factory) -> Callable[[], Trainer]:
     """Return a function that returns a trainer of runs that several tests only read."""
 
     def start() -> Trainer:
@@ -227,7 +227,7 @@ def trained(configure, lasting) -> Trained:
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(trained: Trained) -> dict[str, Any]:
+def uninterrupted(trained) -> dict[str, Any]:
     return trained.core()
 
 
@@ -303,7 +303,7 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Ranks:
+def ranks(tmp_path) -> Ranks:
     return Ranks(tmp_path)
 
 
@@ -354,5 +354,5 @@ def _quick_starts() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(torch_as_before: None) -> None:
+def _one_thread(torch_as_before) -> None:
     torch.set_num_threads(1)

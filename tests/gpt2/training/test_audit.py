@@ -14,7 +14,6 @@ from gpt2.records.audit import audit, to_json, to_text
 from lib.files import sha256_file, write_json
 from lib.runs.manifest import finalize_run, write_manifest
 from lib.runs.run_dir import RunDir, RunStatus, State
-from tests.gpt2.training.conftest import Trained
 
 FILES = (
     *("summary.json", "per_query.csv", "manifest.json", "logs.txt", "resolved_config.yaml"),
@@ -23,7 +22,7 @@ FILES = (
 
 
 @pytest.fixture(scope="session")
-def whole(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+def whole(trained, tmp_path_factory) -> RunDir:
     """A finished run with a snapshot of its environment and a difference of its code."""
     folder = tmp_path_factory.mktemp("audited") / trained.files.path.name
     run = RunDir(shutil.copytree(trained.files.path, folder))
@@ -39,7 +38,7 @@ def whole(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 
 @pytest.fixture
-def run(whole: RunDir, tmp_path: Path) -> RunDir:
+def run(whole, tmp_path) -> RunDir:
     """A copy of the run that a test may damage."""
     return RunDir(shutil.copytree(whole.path, tmp_path / "copy"))
 

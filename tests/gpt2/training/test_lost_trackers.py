@@ -19,7 +19,7 @@ ITERATIONS = [*range(1, 13)]
 
 
 @pytest.fixture
-def online(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[WandbServer, ExitStack]]:
+def online(monkeypatch) -> Iterator[tuple[WandbServer, ExitStack]]:
     """A fake W&B server, and the stack that shuts it down."""
     with ExitStack() as up:
         server = up.enter_context(serving())

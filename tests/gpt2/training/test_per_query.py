@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ END = np.array([WORDS.end_of_text], dtype="<u2")
 
 
 @pytest.fixture
-def split(tmp_path: Path) -> TokenSplit:
+def split(tmp_path) -> TokenSplit:
     """Return the texts as a validation split."""
     tokens, lines = [], []
     for i, text in enumerate(TEXTS):
@@ -34,7 +33,7 @@ def split(tmp_path: Path) -> TokenSplit:
     return TokenSplit("val", [tmp_path / "val.bin"], tmp_path / "val.jsonl")
 
 
-def test_token_files_have_no_texts_to_digest(split: TokenSplit, tmp_path: Path) -> None:
+def test_token_files_have_no_texts_to_digest(split, tmp_path):
     bare = TokenSplit("val", [tmp_path / "val.bin"], None)
     found = item_facts(evaluation_windows(bare, 16, 1000), bare, 4, "custom", WORDS)
     assert {item.doc_sha256 for item in found.values()} == {""}
@@ -42,7 +41,7 @@ def test_token_files_have_no_texts_to_digest(split: TokenSplit, tmp_path: Path) 
     assert sum(item.n_tokens for item in found.values()) == bare.n_tokens - 1
 
 
-def test_documents_of_one_name_have_a_row_each(split: TokenSplit) -> None:
+def test_documents_of_one_name_have_a_row_each(split):
     """A file of the user may choose equal names: rows of one name are in the order of the index."""
     split.documents[0], split.documents[2] = (
         replace(split.documents[0], id="d1"),

@@ -6,7 +6,6 @@ import shutil
 import signal
 from collections.abc import Callable
 from itertools import count, islice
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -40,9 +39,7 @@ Configure = Callable[..., Config]
 
 
 @pytest.fixture
-def open_rank(
-    configure: Configure, build_dir: Path, tmp_path: Path
-) -> Callable[..., TrainingSession]:
+def open_rank(configure, build_dir, tmp_path) -> Callable[..., TrainingSession]:
     """Open this rank's session of the base configuration with changed symbols."""
 
     def build(**changes: Any) -> TrainingSession:

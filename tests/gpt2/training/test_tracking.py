@@ -106,7 +106,7 @@ class Fake:
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+def fake(tmp_path, monkeypatch) -> Fake:
     (tmp_path / "fake").mkdir()
     (tmp_path / "fake" / "wandb.py").write_text(FAKE_WANDB)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))

@@ -12,7 +12,7 @@ WARN = {"DETERMINISTIC_WARN": True, "EVAL_INTERVAL": 0, "MAX_ITERS": 4}
 
 
 @pytest.fixture
-def scattering(monkeypatch: pytest.MonkeyPatch) -> None:
+def scattering(monkeypatch) -> None:
     """Add a non-deterministic operation to every pass of the last rank."""
     passes = TrainState.backward
 

@@ -17,7 +17,6 @@ from gpt2.study.resolve import resolve_config
 from gpt2.weights.convert import load_initial_weights
 from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
-from lib.config.tree import KconfigTree
 from lib.files import write_json
 from lib.runs.run_dir import RunDir
 from tests.gpt2.training.conftest import BASE, build_dir, train, tree
@@ -31,7 +30,7 @@ THEIRS = {"n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 80, "vocab_siz
 
 
 @pytest.fixture(scope="session")
-def configure(tree: KconfigTree) -> Callable[..., Config]:
+def configure(tree) -> Callable[..., Config]:
     """Return a function that builds a small configuration; None removes a symbol."""
 
     def build(**changes: SymbolValue | None) -> Config:
@@ -104,11 +103,7 @@ OWN_CODE: dict[str, dict[str, SymbolValue]] = {
 
 
 @pytest.fixture(scope="package", params=OWN_CODE)
-def exported(
-    request: pytest.FixtureRequest,
-    configure: Callable[..., Config],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Exported:
+def exported(request, configure, tmp_path_factory) -> Exported:
     """Export a model that transformers lacks, with random weights."""
     folder = tmp_path_factory.mktemp(request.param)
     config = configure(**OWN_CODE[request.param])
@@ -155,7 +150,7 @@ def random_gpt2(**settings: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def saved_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_gpt2(tmp_path_factory) -> Path:
     """Save a small transformers model with random weights."""
     path = tmp_path_factory.mktemp("gpt2")
     random_gpt2().save_pretrained(path)
@@ -163,7 +158,7 @@ def saved_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(saved_gpt2: Path, tmp_path: Path) -> Path:
+def folder(saved_gpt2, tmp_path) -> Path:
     """Return a copy of the saved transformers model."""
     return shutil.copytree(saved_gpt2, tmp_path / "theirs")
 

@@ -21,7 +21,7 @@ NAME = "a-s1-1a2b3c4d"
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Path:
+def results(tmp_path) -> Path:
     (tmp_path / "results" / "ratio").mkdir(parents=True)
     return tmp_path / "results" / "ratio"
 

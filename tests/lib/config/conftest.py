@@ -18,13 +18,13 @@ def root() -> Path:
 
 
 @pytest.fixture
-def tree(root: Path) -> KconfigTree:
+def tree(root) -> KconfigTree:
     """Return the parsed fixture tree."""
     return KconfigTree(root)
 
 
 @pytest.fixture
-def refused(tree: KconfigTree):
+def refused(tree):
     """Return a function that resolves texts or layers and returns the problems raised."""
 
     def resolve(*sources: str | ConfigLayer) -> list[Problem]:

@@ -43,15 +43,13 @@ INVALID = [
 
 
 @pytest.mark.parametrize(("line", "code", "parts"), INVALID)
-def test_an_assignment_without_effect_is_an_error(
-    refused, line: str, code: str, parts: list[str]
-) -> None:
+def test_an_assignment_without_effect_is_an_error(refused, line, code, parts):
     (problem,) = refused(f"# first line\n{line}\n")
     assert (problem.where, problem.code) == ("f:2", f"config.{code}")
     assert problem.what.startswith(parts[0]) and all(part in problem.what for part in parts)
 
 
-def test_all_problems_of_all_layers_are_listed_at_once(refused) -> None:
+def test_all_problems_of_all_layers_are_listed_at_once(refused):
     fragment = parse_text("CONFIG_X = 1\nCONFIG_N_LAYER=0\n", "fragment", "g")
     found = refused(
         "CONFIG_DROPOUT=maybe\nCONFIG_LATENT_DIM=1\n",
@@ -61,7 +59,7 @@ def test_all_problems_of_all_layers_are_listed_at_once(refused) -> None:
     assert [problem.where for problem in found] == ["g:1", "f:1", "f:2", "g:2", "SET"]
 
 
-def test_duplicate_with_another_value(refused, tree) -> None:
+def test_duplicate_with_another_value(refused, tree):
     text = "CONFIG_N_LAYER=4\nCONFIG_N_LAYER=4\nCONFIG_N_LAYER=5\n"
     (problem,) = refused(text)
     assert (problem.where, problem.code) == ("f:3", "config.duplicate")
@@ -70,7 +68,7 @@ def test_duplicate_with_another_value(refused, tree) -> None:
     assert tree.resolve([twice]).values["N_LAYER"] == 4
 
 
-def test_two_members_of_a_choice(refused) -> None:
+def test_two_members_of_a_choice(refused):
     text = "CONFIG_PROJECTION_DENSE=y\nCONFIG_PROJECTION_LATENT=y\n"
     (problem,) = refused(text)
     assert (problem.where, problem.code) == ("f:2", "config.conflict")
@@ -79,21 +77,21 @@ def test_two_members_of_a_choice(refused) -> None:
 
 
 @pytest.mark.parametrize("character", ["\n", "\r", "\0", "\x1b", "\x85", "\u2028", "\udcff"])
-def test_a_value_cannot_break_out_of_its_line(refused, character: str) -> None:
+def test_a_value_cannot_break_out_of_its_line(refused, character):
     layer = ConfigLayer.of("step", "step x", {"OUTPUT_DIR": f"a{character}CONFIG_DROPOUT=y"})
     (problem,) = refused(layer)
     assert (problem.where, problem.code) == ("step x", "config.invalid-character")
     assert problem.what.startswith("OUTPUT_DIR=a") and repr(character) in problem.what
 
 
-def test_the_source_without_quotes_takes_a_string_as_it_is(tree) -> None:
+def test_the_source_without_quotes_takes_a_string_as_it_is(tree):
     assert (
         tree.resolve([parse_command_line_settings("LEARNING_RATE=1e-3")]).values["LEARNING_RATE"]
         == "1e-3"
     )
 
 
-def test_a_failed_override_does_not_blame_what_it_overrides(refused) -> None:
+def test_a_failed_override_does_not_blame_what_it_overrides(refused):
     (problem,) = refused("CONFIG_N_LAYER=8\n", parse_command_line_settings("N_LAYER=99"))
     assert (problem.where, problem.code) == ("SET", "config.out-of-range")
     assert problem.what.startswith("N_LAYER=99: ")
@@ -103,7 +101,7 @@ def test_a_failed_override_does_not_blame_what_it_overrides(refused) -> None:
     assert problem.what.startswith("KERNEL_FLASH=y: ") and "DROPOUT || DEEP" in problem.what
 
 
-def test_a_failed_member_does_not_blame_the_one_it_overrides(tmp_path) -> None:
+def test_a_failed_member_does_not_blame_the_one_it_overrides(tmp_path):
     """With C unavailable the choice falls back on its default A, which is not B's fault."""
     (tmp_path / "Kconfig").write_text(
         'config GPU\n\tbool "gpu"\n\nchoice X\n\tprompt "x"\n\nconfig A\n\tbool "a"\n\n'
@@ -117,7 +115,7 @@ def test_a_failed_member_does_not_blame_the_one_it_overrides(tmp_path) -> None:
     assert problem.what.startswith("C=y: ") and "GPU=y" in problem.what
 
 
-def test_a_later_layer_may_not_push_an_earlier_value_out_of_its_range(refused) -> None:
+def test_a_later_layer_may_not_push_an_earlier_value_out_of_its_range(refused):
     """kconfiglib would silently fall back to the default."""
     (problem,) = refused("CONFIG_N_KV_HEAD=8\n", parse_command_line_settings("N_HEAD=4"))
     assert (problem.where, problem.code) == ("f:1", "config.out-of-range")
@@ -125,7 +123,7 @@ def test_a_later_layer_may_not_push_an_earlier_value_out_of_its_range(refused) -
     assert problem.what.endswith("(expected 1 to N_HEAD (4), got 8)")
 
 
-def test_forced_by_a_select(tmp_path) -> None:
+def test_forced_by_a_select(tmp_path):
     text = 'config A\n\tbool "a"\n\tselect B\n\nconfig B\n\tbool "b"\n'
     (tmp_path / "Kconfig").write_text(text)
     (problem,) = error_of(
@@ -136,7 +134,7 @@ def test_forced_by_a_select(tmp_path) -> None:
     assert problem.what.startswith("B=n: ") and problem.what.endswith(" by A")
 
 
-def test_setting_n_what_is_n_anyway_is_fine(tree) -> None:
+def test_setting_n_what_is_n_anyway_is_fine(tree):
     resolution = tree.resolve([parse_text("# CONFIG_LATENT_SHARED is not set", "fragment", "f")])
     assert resolution.values["LATENT_SHARED"] is False
     # It is n because it is not available, not because of that line.

@@ -44,7 +44,7 @@ def write(tree: KconfigTree, config: Path, *layers: ConfigLayer) -> ResolvedConf
 
 
 @pytest.fixture
-def generated(tree: KconfigTree, tmp_path: Path) -> Callable[..., ConfigWorkspace]:
+def generated(tree, tmp_path) -> Callable[..., ConfigWorkspace]:
     """Return a function that writes .config and config.py of settings."""
 
     def generate(**settings: SymbolValue) -> ConfigWorkspace:
@@ -63,9 +63,7 @@ def refused_constants(place: ConfigWorkspace) -> Problem:
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-def test_a_value_survives_every_file_unchanged(
-    tree: KconfigTree, generated, tmp_path, value: str
-) -> None:
+def test_a_value_survives_every_file_unchanged(tree, generated, tmp_path, value):
     place = generated(OUTPUT_DIR=value)
     resolution = resolve_config(tree, place.config)
     assert resolution.values["OUTPUT_DIR"] == value
@@ -76,7 +74,7 @@ def test_a_value_survives_every_file_unchanged(
     assert tree.resolve([read_config(tmp_path / "again")]).values["OUTPUT_DIR"] == value
 
 
-def test_config_is_canonical_and_keeps_the_one_before(tree: KconfigTree, root, tmp_path) -> None:
+def test_config_is_canonical_and_keeps_the_one_before(tree, root, tmp_path):
     config = tmp_path / ".config"
     write(tree, config, *defconfig_layers(root, "base"))
     first = config.read_text()
@@ -96,7 +94,7 @@ def origins(resolution: ResolvedConfig) -> dict[str, tuple[str, str]]:
     return {name: (origin.where, origin.label) for name, origin in found if origin}
 
 
-def test_origins_survive_in_the_sidecar(tree: KconfigTree, root, tmp_path) -> None:
+def test_origins_survive_in_the_sidecar(tree, root, tmp_path):
     config = tmp_path / ".config"
     written = write(tree, config, *defconfig_layers(root, "base+quick", "N_HEAD=8"))
     assert origins(resolve_config(KconfigTree(root), config)) == origins(written)
@@ -111,7 +109,7 @@ def test_origins_survive_in_the_sidecar(tree: KconfigTree, root, tmp_path) -> No
     assert on_top["N_HEAD"] == ("SET", "command line")
 
 
-def test_a_line_edited_by_hand_is_told_apart(tree: KconfigTree, root, tmp_path) -> None:
+def test_a_line_edited_by_hand_is_told_apart(tree, root, tmp_path):
     config = tmp_path / ".config"
     write(tree, config, *defconfig_layers(root, "base"))
     lines = config.read_text().replace("CONFIG_N_HEAD=12", "CONFIG_N_HEAD=6").split("\n")
@@ -124,7 +122,7 @@ def test_a_line_edited_by_hand_is_told_apart(tree: KconfigTree, root, tmp_path) 
     assert origins(resolve_config(tree, config))["N_HEAD"] == (f"{config}:{line}", "edited")
 
 
-def test_a_default_that_has_changed_since_is_no_default(root, tree: KconfigTree, tmp_path) -> None:
+def test_a_default_that_has_changed_since_is_no_default(root, tree, tmp_path):
     kconfig = 'config A\n\tint "a"\n\trange 0 9\n\tdefault 1\n'
     (tmp_path / "Kconfig").write_text(kconfig)
     config = tmp_path / ".config"
@@ -137,7 +135,7 @@ def test_a_default_that_has_changed_since_is_no_default(root, tree: KconfigTree,
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"origins": {"A": 1}}'])
-def test_a_damaged_sidecar_is_named(tree: KconfigTree, tmp_path, text: str) -> None:
+def test_a_damaged_sidecar_is_named(tree, tmp_path, text):
     write(tree, tmp_path / ".config")
     (tmp_path / ".config.origins").write_text(text)
     (problem,) = error_of(resolve_config, tree, tmp_path / ".config").problems
@@ -145,7 +143,7 @@ def test_a_damaged_sidecar_is_named(tree: KconfigTree, tmp_path, text: str) -> N
     assert (problem.code, problem.where, problem.next) == ("config.damaged", path, f"rm {path}")
 
 
-def test_missing_files_name_the_commands(tree: KconfigTree, generated) -> None:
+def test_missing_files_name_the_commands(tree, generated):
     place = generated()
     place.config_py.unlink()
     problem = refused_constants(place)
@@ -169,7 +167,7 @@ def test_missing_files_name_the_commands(tree: KconfigTree, generated) -> None:
         ("# SHA-256 ", "# SHA "),
     ],
 )
-def test_edited_constants(generated, old: str, new: str) -> None:
+def test_edited_constants(generated, old, new):
     place = generated()
     text = place.config_py.read_text()
     assert text.count(old) == 1
@@ -179,7 +177,7 @@ def test_edited_constants(generated, old: str, new: str) -> None:
     assert str(place.config) in problem.what and f"rm {place.config_py}; make" in problem.next
 
 
-def test_stale_constants(generated) -> None:
+def test_stale_constants(generated):
     place = generated()
     text = place.config.read_text()
     place.config.write_text(text.replace("CONFIG_N_LAYER=12", "CONFIG_N_LAYER=6"))
@@ -191,7 +189,7 @@ def test_stale_constants(generated) -> None:
     assert read_constants(place)["N_LAYER"] == 12
 
 
-def test_defconfigs_are_listed_with_their_first_comment(root) -> None:
+def test_defconfigs_are_listed_with_their_first_comment(root):
     bases, fragments = list_defconfigs(root)
     assert [(d.name, d.summary, d.bases) for d in bases] == [
         ("base", "A study with latent attention", ()),
@@ -213,15 +211,13 @@ def test_defconfigs_are_listed_with_their_first_comment(root) -> None:
         ("../defconfigs/base", "defconfig", "'../defconfigs/base'", ""),
     ],
 )
-def test_an_unknown_defconfig_names_the_nearest(
-    root, spec: str, kind: str, name: str, hint: str
-) -> None:
+def test_an_unknown_defconfig_names_the_nearest(root, spec, kind, name, hint):
     (problem,) = error_of(defconfig_layers, root, spec).problems
     assert problem.code == f"config.unknown-{kind}" and "make list-defconfigs" in problem.next
     assert name in problem.what and problem.what.endswith(hint)
 
 
-def test_each_value_that_is_no_default_has_its_source(tree: KconfigTree, root, tmp_path) -> None:
+def test_each_value_that_is_no_default_has_its_source(tree, root, tmp_path):
     config = tmp_path / ".config"
     write(tree, config, *defconfig_layers(root, "base+quick", "N_HEAD=7"))
     config.write_text(

@@ -1,14 +1,11 @@
 """Tests of the explanation of a symbol: value, origin, dependencies, and an assignment on trial."""
 
-from pathlib import Path
-
 from lib.config.dotconfig import defconfig_layers
 from lib.config.explain import explain_value, format_explanation
-from lib.config.tree import KconfigTree
 from tests.errors import error_of
 
 
-def test_a_symbol(tree: KconfigTree, root: Path) -> None:
+def test_a_symbol(tree, root):
     found = tree.resolve(defconfig_layers(root, "base+quick"))
     assert format_explanation(explain_value(tree, found, "N_LAYER")).split("\n") == [
         "N_LAYER = 4",
@@ -23,7 +20,7 @@ def test_a_symbol(tree: KconfigTree, root: Path) -> None:
     ]
 
 
-def test_a_default_with_needs_and_a_trial(tree: KconfigTree, root: Path) -> None:
+def test_a_default_with_needs_and_a_trial(tree, root):
     found = tree.resolve(defconfig_layers(root, "base"))
     explanation = explain_value(tree, found, "CONFIG_LATENT_SHARED=y")
     assert explanation["asked"]["assignment"] == "LATENT_SHARED=y"
@@ -40,7 +37,7 @@ def test_a_default_with_needs_and_a_trial(tree: KconfigTree, root: Path) -> None
     assert taken["value"] == 12 and "N_HEAD=8" in format_explanation(taken).splitlines()[-1]
 
 
-def test_a_choice_and_its_members(tree: KconfigTree, root: Path) -> None:
+def test_a_choice_and_its_members(tree, root):
     found = tree.resolve(defconfig_layers(root, "base"))
     text = format_explanation(explain_value(tree, found, "PROJECTION"))
     assert text.startswith("PROJECTION = latent\n    from     defconfigs/base:5 (defconfig)")
@@ -54,7 +51,7 @@ def test_a_choice_and_its_members(tree: KconfigTree, root: Path) -> None:
     }
 
 
-def test_an_unknown_symbol(tree: KconfigTree) -> None:
+def test_an_unknown_symbol(tree):
     (problem,) = error_of(explain_value, tree, tree.resolve([]), "OUTPUT_DIRS").problems
     assert problem.code == "config.unknown-symbol"
     assert problem.what.startswith("OUTPUT_DIRS: ") and problem.what.endswith(" OUTPUT_DIR")

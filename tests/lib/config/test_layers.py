@@ -27,7 +27,7 @@ from tests.errors import error_of
         ("CONFIG_A=y \t\r", "y"),
     ],
 )
-def test_reads_a_value_as_data(line: str, value: str) -> None:
+def test_reads_a_value_as_data(line, value):
     layer = parse_text(f"# a comment\n\n{line}\n", "fragment", "f")
     assert layer.assignments == (Assignment("A", value, "f:3"),)
     assert layer.label == "fragment" and not layer.problems
@@ -50,7 +50,7 @@ def test_reads_a_value_as_data(line: str, value: str) -> None:
         *("#CONFIG_A is not set", "# CONFIG_A is not set, as"),
     ],
 )
-def test_rejects_what_only_looks_like_an_assignment(line: str) -> None:
+def test_rejects_what_only_looks_like_an_assignment(line):
     layer = parse_text(f"CONFIG_OK=1\n{line}\n", "defconfig", "f")
     (problem,) = layer.problems
     assert (problem.where, problem.code) == ("f:2", "config.malformed")
@@ -58,24 +58,24 @@ def test_rejects_what_only_looks_like_an_assignment(line: str) -> None:
     assert [a.name for a in layer.assignments] == ["OK"]
 
 
-def test_all_bad_lines_are_listed() -> None:
+def test_all_bad_lines_are_listed():
     layer = parse_text("CONFIG_A = 1\nCONFIG_B=2\nnonsense\nCONFIG_C=\n", "defconfig", "f")
     assert len(layer.problems) == 3
 
 
-def test_a_separator_that_is_no_newline_stays_in_its_line() -> None:
+def test_a_separator_that_is_no_newline_stays_in_its_line():
     """U+2028 ends a line for str.splitlines, which would make two assignments of one value."""
     layer = parse_text('CONFIG_A="x\u2028CONFIG_B=y"', "defconfig", "f")
     assert [a.name for a in layer.assignments] == ["A"]
 
 
-def test_a_file_must_be_utf8(tmp_path) -> None:
+def test_a_file_must_be_utf8(tmp_path):
     (tmp_path / "f").write_bytes(b"CONFIG_A=y\nCONFIG_B=\xff\n")
     (problem,) = error_of(read_file, tmp_path / "f", "defconfig", "defconfigs/f").problems
     assert (problem.where, problem.code) == ("defconfigs/f:2", "config.not-utf8")
 
 
-def test_a_missing_file_is_an_error(tmp_path) -> None:
+def test_a_missing_file_is_an_error(tmp_path):
     (problem,) = error_of(read_file, tmp_path / "absent", "fragment").problems
     assert (problem.where, problem.code) == (str(tmp_path / "absent"), "config.unreadable")
 
@@ -87,7 +87,7 @@ def test_a_missing_file_is_an_error(tmp_path) -> None:
         ["A=1", "B=y", "C=two words", "D=$(id) `x` é"],
     ],
 )
-def test_set_is_split_as_a_shell_would(setting) -> None:
+def test_set_is_split_as_a_shell_would(setting):
     layer = parse_command_line_settings(setting)
     values = {a.name: a.value for a in layer.assignments}
     assert values == {"A": "1", "B": "y", "C": "two words", "D": "$(id) `x` é"}
@@ -103,17 +103,17 @@ def test_set_is_split_as_a_shell_would(setting) -> None:
         ("A-B=1", "config.malformed", "'A-B=1'"),
     ],
 )
-def test_set_rejects_a_malformed_assignment(setting: str, code: str, part: str) -> None:
+def test_set_rejects_a_malformed_assignment(setting, code, part):
     (problem,) = parse_command_line_settings(setting).problems
     assert (problem.where, problem.code) == ("SET", code) and part in problem.what
 
 
 @pytest.mark.parametrize("comment", ["# a\rCONFIG_A=y", "# \x1b[2K", "# a\u2028CONFIG_A=y", "#\0"])
-def test_a_comment_that_hides_a_line_is_refused(comment: str) -> None:
+def test_a_comment_that_hides_a_line_is_refused(comment):
     layer = parse_text(f"{comment}\n", "defconfig", "f")
     (problem,) = layer.problems
     assert problem.code == "config.invalid-character" and problem.where == "f:1"
 
 
-def test_line_ends_of_windows_and_tabs_are_no_hidden_characters() -> None:
+def test_line_ends_of_windows_and_tabs_are_no_hidden_characters():
     assert not parse_text("#\ta comment\r\nCONFIG_A=y\r\n", "defconfig", "f").problems

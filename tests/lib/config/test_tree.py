@@ -15,7 +15,7 @@ def defconfig(text: str, shown: str = "f") -> ConfigLayer:
     return parse_text(text, "defconfig", shown)
 
 
-def test_values_are_typed_and_choices_are_words(tree: KconfigTree) -> None:
+def test_values_are_typed_and_choices_are_words(tree):
     values = tree.resolve([defconfig("CONFIG_OPTIMIZER_ADAMWSPAM=y\nCONFIG_N_LAYER=30\n")]).values
     assert values == {
         "DEEP": True,
@@ -40,13 +40,13 @@ def test_values_are_typed_and_choices_are_words(tree: KconfigTree) -> None:
     assert values["DEEP"] is True and type(values["N_LAYER"]) is int
 
 
-def test_a_choice_may_be_spread_over_files(tree: KconfigTree) -> None:
+def test_a_choice_may_be_spread_over_files(tree):
     members = member_values(tree.kconf.named_choices["PROJECTION"])
     names = {word: member.name for word, member in members.items()}
     assert names == {"dense": "PROJECTION_DENSE", "latent": "PROJECTION_LATENT"}
 
 
-def test_later_layers_win(tree: KconfigTree) -> None:
+def test_later_layers_win(tree):
     layers = [
         defconfig("CONFIG_N_LAYER=4\nCONFIG_PROJECTION_LATENT=y\nCONFIG_N_HEAD=4\n", "base"),
         parse_text("CONFIG_N_LAYER=6\nCONFIG_PROJECTION_DENSE=y\n", "fragment", "frag"),
@@ -64,7 +64,7 @@ def test_later_layers_win(tree: KconfigTree) -> None:
     assert where.keys() == found.values.keys()
 
 
-def test_an_assignment_that_a_later_layer_hides_is_reported(tree: KconfigTree) -> None:
+def test_an_assignment_that_a_later_layer_hides_is_reported(tree):
     base = defconfig("CONFIG_PROJECTION_LATENT=y\nCONFIG_LATENT_DIM=64\n")
     found = tree.resolve([base, parse_command_line_settings("PROJECTION_DENSE=y")])
     (problem,) = found.hidden
@@ -74,7 +74,7 @@ def test_an_assignment_that_a_later_layer_hides_is_reported(tree: KconfigTree) -
     assert not tree.resolve([base]).hidden
 
 
-def test_an_early_n_counts_when_a_later_layer_makes_its_symbol_available(tmp_path) -> None:
+def test_an_early_n_counts_when_a_later_layer_makes_its_symbol_available(tmp_path):
     (tmp_path / "Kconfig").write_text(
         'config GPU\n\tbool "g"\n\nconfig COMPILE\n\tbool "c"\n\tdepends on GPU\n\tdefault y\n'
     )
@@ -84,7 +84,7 @@ def test_an_early_n_counts_when_a_later_layer_makes_its_symbol_available(tmp_pat
     assert tree.resolve(layers).values["COMPILE"] is False
 
 
-def test_resolving_again_starts_from_the_defaults(tree: KconfigTree) -> None:
+def test_resolving_again_starts_from_the_defaults(tree):
     plain = tree.resolve([]).values
     tree.resolve([defconfig("CONFIG_N_LAYER=30\nCONFIG_OPTIMIZER_ADAMWSPAM=y\n")])
     with pytest.raises(ConfigError):
@@ -92,14 +92,14 @@ def test_resolving_again_starts_from_the_defaults(tree: KconfigTree) -> None:
     assert tree.resolve([]).values == plain
 
 
-def test_a_full_config_states_derived_values_without_asking_for_them(tree: KconfigTree) -> None:
+def test_a_full_config_states_derived_values_without_asking_for_them(tree):
     full = parse_text(tree.config_text([]), "config", ".config")
     assert "DEPTH_NAME" in {assignment.name for assignment in full.assignments}
     found = tree.resolve([full, parse_command_line_settings("N_LAYER=30")])
     assert found.values["DEPTH_NAME"] == "deep" and found.origins["DEPTH_NAME"] is None
 
 
-def test_a_full_config_with_a_wrong_derived_value_is_refused(tree: KconfigTree, refused) -> None:
+def test_a_full_config_with_a_wrong_derived_value_is_refused(tree, refused):
     text = tree.config_text([]).replace('"shallow"', '"deep"')
     layer = parse_text(text, "config", ".config")
     (problem,) = refused(layer)
@@ -108,7 +108,7 @@ def test_a_full_config_with_a_wrong_derived_value_is_refused(tree: KconfigTree, 
     assert "make olddefconfig" in problem.next
 
 
-def test_adapt_drops_what_no_longer_applies_and_nothing_else(tree: KconfigTree, refused) -> None:
+def test_adapt_drops_what_no_longer_applies_and_nothing_else(tree, refused):
     text = tree.config_text([defconfig("CONFIG_PROJECTION_LATENT=y\nCONFIG_LATENT_DIM=64\n")])
     text = text.replace("CONFIG_PROJECTION_LATENT=y", "CONFIG_PROJECTION_GONE=y")
     adapted, dropped = tree.adapt(parse_text(text + "CONFIG_N_HEAD=0\n", "config", "c"))
@@ -122,7 +122,7 @@ def test_adapt_drops_what_no_longer_applies_and_nothing_else(tree: KconfigTree, 
     assert problem.what.endswith("12 at c:6")
 
 
-def test_locate_points_at_the_line_that_set_the_value(tree: KconfigTree) -> None:
+def test_locate_points_at_the_line_that_set_the_value(tree):
     found = tree.resolve([defconfig('CONFIG_LEARNING_RATE="fast"\n')])
     problems = {
         "LEARNING_RATE: 'fast' is not a number": "f:1",
@@ -138,7 +138,7 @@ def test_locate_points_at_the_line_that_set_the_value(tree: KconfigTree) -> None
     assert located.codes == [*["demo.rule"] * 4, "config.conflict"]
 
 
-def test_rule_problems_are_raised_with_failed_assignments(tree: KconfigTree) -> None:
+def test_rule_problems_are_raised_with_failed_assignments(tree):
     """But not the rule about N_LAYER, because its value is not the requested one."""
 
     def rules(values: Mapping[str, SymbolValue]) -> None:
@@ -158,7 +158,7 @@ def test_rule_problems_are_raised_with_failed_assignments(tree: KconfigTree) -> 
     assert made == len(resolution.values)
 
 
-def test_asking_for_a_default_changes_nothing(tree: KconfigTree) -> None:
+def test_asking_for_a_default_changes_nothing(tree):
     layer = defconfig("CONFIG_N_LAYER=4\nCONFIG_DROPOUT=y\nCONFIG_OPTIMIZER_ADAMWSPAM=y\n")
     text = tree.config_text([layer])
     items = {item.name: tree.default(item) for item in tree.items()}
@@ -166,7 +166,7 @@ def test_asking_for_a_default_changes_nothing(tree: KconfigTree) -> None:
     assert tree.kconf.config_text() == text
 
 
-def test_the_environment_cannot_change_the_tree(root, tree, monkeypatch, tmp_path) -> None:
+def test_the_environment_cannot_change_the_tree(root, tree, monkeypatch, tmp_path):
     for name in ("hostile", "kconfigfunctions"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('ran code that no one asked for')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -186,9 +186,7 @@ def test_the_environment_cannot_change_the_tree(root, tree, monkeypatch, tmp_pat
         (None, "unreadable", "Kconfig"),
     ],
 )
-def test_a_faulty_or_missing_tree_is_rejected(
-    tmp_path, kconfig: str | None, code: str, part: str
-) -> None:
+def test_a_faulty_or_missing_tree_is_rejected(tmp_path, kconfig, code, part):
     if kconfig is not None:
         (tmp_path / "Kconfig").write_text(kconfig)
     error = error_of(KconfigTree, tmp_path)

@@ -31,13 +31,13 @@ def config() -> EnvironmentConfig:
 
 
 @pytest.fixture
-def conda_config(config: EnvironmentConfig) -> EnvironmentConfig:
+def conda_config(config) -> EnvironmentConfig:
     """Return the options of the fragment env-conda-llmhe."""
     return replace(config, policy="conda", name="llmhe", forbid_foreign=True)
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def program(tmp_path, monkeypatch) -> Callable[..., Path]:
     """Return a function that creates a stub program on PATH.
 
     ``answers`` maps a shell pattern of the arguments to the output or to an exit code.
@@ -62,7 +62,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
 
 
 @pytest.fixture
-def conda(program: Callable[..., Path], tmp_path: Path) -> Interpreter:
+def conda(program, tmp_path) -> Interpreter:
     """Return the interpreter of a folder that looks like the conda environment llmhe."""
     prefix = tmp_path / "envs" / "llmhe"
     for name in ("conda-meta", "bin"):
@@ -85,5 +85,5 @@ def conda(program: Callable[..., Path], tmp_path: Path) -> Interpreter:
 
 
 @pytest.fixture(autouse=True)
-def _torch_settings_restored(torch_as_before: None) -> None:
+def _torch_settings_restored(torch_as_before) -> None:
     pass

@@ -3,7 +3,6 @@
 import builtins
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ class Named:
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
+def make_run(tmp_path) -> Callable[..., Run[Named]]:
     """Return a factory of planned runs; with a loss, the run's finished directory is written too."""
 
     def make(
@@ -74,7 +73,7 @@ def make_run(tmp_path: Path) -> Callable[..., Run[Named]]:
 
 
 @pytest.fixture
-def make_study(make_run: Callable[..., Run[Named]]) -> Callable[..., list[Run[Named]]]:
+def make_study(make_run) -> Callable[..., list[Run[Named]]]:
     """Return a factory of the runs of steps, each with its losses by seed, the baseline first."""
 
     def make(
@@ -94,7 +93,7 @@ def make_study(make_run: Callable[..., Run[Named]]) -> Callable[..., list[Run[Na
 
 
 @pytest.fixture
-def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_matplotlib(monkeypatch) -> None:
     """Let every import of matplotlib fail, as if the package were missing."""
     original = builtins.__import__
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +20,13 @@ Rows = Callable[..., dict[str, tuple[str, str]]]
 
 
 @pytest.fixture
-def runs(make_study: Any) -> list[Run[Any]]:
+def runs(make_study) -> list[Run[Any]]:
     """Return two steps with four seeds, of which the second is better by 0.1."""
     return make_study({"base": [3.01, 3.02, 3.03, 3.04], "wide": [2.91, 2.921, 2.93, 2.942]})
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Rows:
+def rows(tmp_path) -> Rows:
     """Return a function that returns the rows by name: verdict and reason."""
 
     def found(
@@ -42,7 +41,7 @@ def rows(tmp_path: Path) -> Rows:
     return found
 
 
-def test_a_study_with_words_passes(runs: list[Run[Any]], rows: Rows) -> None:
+def test_a_study_with_words_passes(runs, rows):
     assert rows(runs) == {
         "stability": ("PASS", "no jump of loss or gradient"),
         "divergence": ("PASS", "no seed diverged"),
@@ -52,9 +51,7 @@ def test_a_study_with_words_passes(runs: list[Run[Any]], rows: Rows) -> None:
     }
 
 
-def test_unstable_and_diverged_runs_are_named_if_they_are_published(
-    runs: list[Run[Any]], rows: Rows, make_run: Any
-) -> None:
+def test_unstable_and_diverged_runs_are_named_if_they_are_published(runs, rows, make_run):
     for seed in (1, 3):
         make_run("base", 3.0, seed=seed, losses=SPIKED)
     make_run("wide", 19.95, seed=1, number=1)
@@ -77,14 +74,8 @@ def test_unstable_and_diverged_runs_are_named_if_they_are_published(
     ],
 )
 def test_a_comparison_without_a_word_does_not_pass(
-    make_study: Any,
-    make_run: Any,
-    rows: Rows,
-    losses: list[float],
-    changes: dict[str, Any],
-    verdict: str,
-    what: str,
-) -> None:
+    make_study, make_run, rows, losses, changes, verdict, what
+):
     runs = make_study({"base": [3.01, 3.02, 3.03, 3.04][: len(losses)], "wide": losses})
     make_run("wide", losses[0], seed=1, parent="base", number=1, manifest=changes)
     found, said = rows(runs)["verdicts"]
@@ -101,14 +92,7 @@ def test_a_comparison_without_a_word_does_not_pass(
         ([None], False, "UNKNOWN", "base-aa vs base: no word"),
     ],
 )
-def test_an_aa_step_passes_without_an_effect(
-    runs: list[Run[Any]],
-    tmp_path: Path,
-    words: list[str | None],
-    failed: bool,
-    verdict: str,
-    what: str,
-) -> None:
+def test_an_aa_step_passes_without_an_effect(runs, tmp_path, words, failed, verdict, what):
     document = document_of(read_study("demo", runs))
     step = {**document["verdicts"][0], "name": "base-aa vs base"}
     document |= {"aa_steps": [{**step, "verdict": word} for word in words], "aa_failed": failed}
@@ -119,7 +103,7 @@ def test_an_aa_step_passes_without_an_effect(
     assert ("make SEEDS=5-8" in row.next and "by chance" in row.next) is (verdict != "PASS")
 
 
-def test_a_document_about_other_runs_does_not_pass(runs: list[Run[Any]], rows: Rows) -> None:
+def test_a_document_about_other_runs_does_not_pass(runs, rows):
     verdict, what = rows(runs, written=False)["document"]
     assert verdict == "UNKNOWN" and "verdicts.json: " in what
     assert rows(runs)["document"][0] == "PASS"
@@ -145,9 +129,7 @@ def test_a_document_about_other_runs_does_not_pass(runs: list[Run[Any]], rows: R
         lambda document: [document],
     ],
 )
-def test_a_damaged_or_older_document_does_not_pass(
-    damage: Callable[[Any], Any], runs: list[Run[Any]], rows: Rows, tmp_path: Path
-) -> None:
+def test_a_damaged_or_older_document_does_not_pass(damage, runs, rows, tmp_path):
     rows(runs)
     file = tmp_path / "verdicts.json"
     write_json(file, damage(json.loads(file.read_text(encoding="utf-8"))))

@@ -264,7 +264,7 @@ def expected(step: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def document(tmp_path_factory) -> dict[str, Any]:
     runs = write(tmp_path_factory.mktemp("columns"))
     plan = VerdictPlan(VerdictRule("own"), looks=LookPlan((len(SEEDS), 60), (SHARE, SHARE)))
     document = document_of(read_study("demo", runs, plan=plan))
@@ -277,7 +277,7 @@ CSV = list(expected("base"))
 
 
 @pytest.mark.parametrize("column", CSV)
-def test_csv(document: dict[str, Any], column: str) -> None:
+def test_csv(document, column):
     rows = {row["slug"]: row for row in csv.DictReader(io.StringIO(to_csv(document)))}
     for step in PARENTS:
         wanted, found = expected(step)[column], rows[step][column]
@@ -287,7 +287,7 @@ def test_csv(document: dict[str, Any], column: str) -> None:
             assert found == ("" if wanted is None else str(wanted)), step
 
 
-def test_csv_has_no_other_column(document: dict[str, Any]) -> None:
+def test_csv_has_no_other_column(document):
     header = next(csv.reader(io.StringIO(to_csv(document))))
     assert sorted(header) == sorted(CSV)
 
@@ -357,7 +357,7 @@ def markdown_grid(text: str, heading: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("column", list(texts("base")))
-def test_markdown_and_latex(document: dict[str, Any], column: str) -> None:
+def test_markdown_and_latex(document, column):
     text = to_latex(document)
     for code, plain in ((r"\ensuremath{\pm}", "±"), (r"\ensuremath{\Delta}", "Δ")):
         text = text.replace(code, plain)
@@ -380,7 +380,7 @@ def verdict_texts(step: str, other: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("column", list(verdict_texts("wide", "base")))
-def test_verdicts_of_markdown(document: dict[str, Any], column: str) -> None:
+def test_verdicts_of_markdown(document, column):
     rows = markdown_grid(to_markdown(document), "## Verdicts")
     wanted = [verdict_texts(*pair)[column] for pair in CONTRASTS]
     assert [row[column] for row in rows] == wanted
@@ -401,7 +401,7 @@ HEADINGS = {
 
 
 @pytest.mark.parametrize("heading", HEADINGS)
-def test_machine_of_markdown(document: dict[str, Any], heading: str) -> None:
+def test_machine_of_markdown(document, heading):
     rows, (name, form) = markdown_grid(to_markdown(document), "## Machine"), HEADINGS[heading]
     wanted = {step: form.format(machine(step)[name]) for step in PARENTS}
     assert {row["run"]: row[heading] for row in rows} == wanted
@@ -422,7 +422,7 @@ def terminal_texts(step: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("column", list(terminal_texts("base")))
-def test_terminal(document: dict[str, Any], column: str) -> None:
+def test_terminal(document, column):
     head, *lines = shown(to_terminal(document, 200), colour=False).splitlines()[:4]
     headings = re.split(r" {2,}", head)
     assert headings == list(terminal_texts("base"))
@@ -434,7 +434,7 @@ def test_terminal(document: dict[str, Any], column: str) -> None:
         assert not wanted or wanted in ends, (step, line)
 
 
-def test_origin_names_every_run(document: dict[str, Any]) -> None:
+def test_origin_names_every_run(document):
     for text in (to_markdown(document), to_latex(document)):
         for step in PARENTS:
             row = expected(step)
@@ -444,7 +444,7 @@ def test_origin_names_every_run(document: dict[str, Any]) -> None:
             assert all(commit[:12] in line for commit in row["commits"].split())
 
 
-def test_losses_in_bits_per_byte(tmp_path: Path) -> None:
+def test_losses_in_bits_per_byte(tmp_path):
     plan = VerdictPlan(VerdictRule("own"), unit=BITS_PER_BYTE)
     document = document_of(read_study("demo", write(tmp_path), plan=plan))
     rows = {row["slug"]: row for row in csv.DictReader(io.StringIO(to_csv(document)))}

@@ -55,7 +55,7 @@ def renderings(document: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def test_no_control_character_reaches_a_rendering(document: dict[str, Any]) -> None:
+def test_no_control_character_reaches_a_rendering(document):
     for name, text in renderings(document).items():
         assert (
             re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", text) == []
@@ -63,7 +63,7 @@ def test_no_control_character_reaches_a_rendering(document: dict[str, Any]) -> N
         assert "\\x1b" in text or "textbackslash{}x1b" in text, name
 
 
-def test_markdown_has_no_tag_link_code_formula_or_further_cell(document: dict[str, Any]) -> None:
+def test_markdown_has_no_tag_link_code_formula_or_further_cell(document):
     text = to_markdown(document)
     plain = re.sub(r"\\[\\`*_<\[\]|~$#&:.>]", "", text)
     assert "img" in plain
@@ -76,7 +76,7 @@ def test_markdown_has_no_tag_link_code_formula_or_further_cell(document: dict[st
     ]
 
 
-def test_a_cell_of_csv_is_no_formula(document: dict[str, Any]) -> None:
+def test_a_cell_of_csv_is_no_formula(document):
     rows = list(csv.reader(io.StringIO(to_csv(document))))
     cells = [cell for row in rows for cell in row if cell and cell[0] in "=+-@\t\r"]
     assert all(re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", cell) for cell in cells)
@@ -84,13 +84,13 @@ def test_a_cell_of_csv_is_no_formula(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("text", ["=1", "+x", "-x", "@x", "\tx", "\rx", " =1", "＝1", "-", "1=2"])
-def test_only_formulas_are_marked(text: str) -> None:
+def test_only_formulas_are_marked(text):
     _, row = csv.reader(io.StringIO(csv_table(["a"], [[text]])))
     assert (row[0][0] == "'") == (text != "1=2")
     assert csv_table(["a"], [["-0.5"], [-0.5], ["+1e-3"]]) == "a\n-0.5\n-0.5\n+1e-3\n"
 
 
-def test_latex_has_no_command_of_the_text(document: dict[str, Any]) -> None:
+def test_latex_has_no_command_of_the_text(document):
     text = to_latex(document)
     lines = [line for line in text.splitlines() if not line.startswith("%")]
     # Each command, and each escaped special, is one that the renderings write.
@@ -103,7 +103,7 @@ def test_latex_has_no_command_of_the_text(document: dict[str, Any]) -> None:
     assert text.count("\\\\\n") == 1 + len(document["rows"])
 
 
-def test_text_keeps_its_meaning() -> None:
+def test_text_keeps_its_meaning():
     assert markdown_text("ra_mla -0.01 [-0.02, +0.01] (<1e-12)") == (
         "ra_mla -0.01 [-0.02, +0.01] (<1e-12)"
     )

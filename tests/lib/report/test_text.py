@@ -37,7 +37,7 @@ def document(make_study) -> dict[str, Any]:
     return document_of(read_study("demo", make_study(STEPS), plan=plan))
 
 
-def test_a_comparison_whose_own_interval_contains_0_shows_the_p_of_that_test(document) -> None:
+def test_a_comparison_whose_own_interval_contains_0_shows_the_p_of_that_test(document):
     wide, none = document["verdicts"]
     low, high = none["interval_95"]
     assert low < 0 < high and none["p_adjusted"] == 1.0
@@ -53,13 +53,13 @@ def test_a_comparison_whose_own_interval_contains_0_shows_the_p_of_that_test(doc
 
 
 @pytest.mark.parametrize("change", [{"gated": False}, {"verdict": "EQUIVALENT"}])
-def test_a_p_that_a_test_gave_is_shown_as_it_is(document, change) -> None:
+def test_a_p_that_a_test_gave_is_shown_as_it_is(document, change):
     """Also a corrected p of 1, and the p of the band."""
     none = document["verdicts"][1] | change
     assert p_cell(none) == "1"
 
 
-def test_the_terminal_says_what_no_word_can_be_read_without(document) -> None:
+def test_the_terminal_says_what_no_word_can_be_read_without(document):
     assert "NOISE" not in to_terminal(document, 80)
     failed = document["verdicts"][0] | {"role": "a/a", "step": "base-aa", "name": "base-aa vs base"}
     changed = document | {
@@ -85,7 +85,7 @@ def test_the_terminal_says_what_no_word_can_be_read_without(document) -> None:
     assert "A/A step failed at an earlier look" in to_terminal(quiet, 80)
 
 
-def test_a_seed_that_does_not_count_is_named_beside_the_words(document) -> None:
+def test_a_seed_that_does_not_count_is_named_beside_the_words(document):
     document["verdicts"][0]["excluded"] = ["wide s3: damaged"]
     text = " ".join(to_markdown(document).split())
     assert "- not counted: wide s3: damaged (wide vs base)" in text
@@ -108,7 +108,7 @@ def wide_table(make_study) -> JudgedStudy:
 
 
 @pytest.mark.parametrize("width", [80, 132])
-def test_every_line_fits_and_the_table_is_first(wide_table: JudgedStudy, width: int) -> None:
+def test_every_line_fits_and_the_table_is_first(wide_table, width):
     document = document_of(wide_table, left_out=["x" * 40 + " is impossible"])
     text = shown(to_terminal(document, width), colour=False)
     lines = text.splitlines()
@@ -124,7 +124,7 @@ def test_every_line_fits_and_the_table_is_first(wide_table: JudgedStudy, width: 
     assert "Rule" not in notes and "normal model" not in notes
 
 
-def test_colours_mark_the_verdict_and_the_best_row(wide_table: JudgedStudy) -> None:
+def test_colours_mark_the_verdict_and_the_best_row(wide_table):
     text = to_terminal(document_of(wide_table), 80)
     plain, text = (shown(text, colour=colour) for colour in (False, True))
     assert re.sub(r"\x1b\[[\d;]+m", "", text) == plain
@@ -143,9 +143,7 @@ SERIES = {
 
 
 @pytest.mark.parametrize(("encoding", "blocks"), [("utf-8", "█▅▁"), ("ascii", "@+_")])
-def test_a_training_ends_with_its_curve_and_ten_lines_of_its_sample(
-    monkeypatch: pytest.MonkeyPatch, encoding: str, blocks: str
-) -> None:
+def test_a_training_ends_with_its_curve_and_ten_lines_of_its_sample(monkeypatch, encoding, blocks):
     monkeypatch.setattr("sys.stderr", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
     curve, scale, heading, *sample = training_text(SERIES, 80).splitlines()
     top, middle, low = blocks
@@ -156,7 +154,7 @@ def test_a_training_ends_with_its_curve_and_ten_lines_of_its_sample(
     assert max(map(len, sample)) <= 80 and "\\x1b[31m" in sample[0] and "\x1b" not in sample[0]
 
 
-def test_a_training_without_evaluations_or_sample_ends_with_nothing() -> None:
+def test_a_training_without_evaluations_or_sample_ends_with_nothing():
     assert training_text({"evaluation": None, "sample": None}, 80) == ""
     # 7 (61/7) is below 61 in floating point.
     two = {"evaluation": {"at": [7, 61], "mean": [2.0, 1.0]}, "sample": None}
@@ -165,7 +163,7 @@ def test_a_training_without_evaluations_or_sample_ends_with_nothing() -> None:
     assert training_text(one, 80) == ""
 
 
-def test_columns_are_chosen_by_their_importance() -> None:
+def test_columns_are_chosen_by_their_importance():
     columns = {"a": ["1234"], "bb": ["1"], "c": ["12345678"]}
 
     def headings(width: int | None) -> str:
@@ -176,7 +174,7 @@ def test_columns_are_chosen_by_their_importance() -> None:
     assert [headings(n) for n in (None, 14, 13, 3)] == ["a bb c", "a c", "bb c", "c"]
 
 
-def test_a_title_is_cut_to_the_room_that_more_important_columns_leave() -> None:
+def test_a_title_is_cut_to_the_room_that_more_important_columns_leave():
     columns = {"title": ["a title of twenty-one"], "a": ["12345678"], "b": ["1"]}
     assert fitting_rows(columns, ["a", "title", "b"], 28)[1] == ("a title of…", "12345678", "1")
     assert fitting_rows(columns, ["a", "title", "b"], 32)[1] == (*columns["title"], "12345678")

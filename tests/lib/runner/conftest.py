@@ -67,9 +67,7 @@ class FakeStudy:
 
 
 @pytest.fixture
-def study(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, server: CommandServer
-) -> Iterator[FakeStudy]:
+def study(tmp_path, tmp_path_factory, server) -> Iterator[FakeStudy]:
     fake_study = FakeStudy(tmp_path, server, tmp_path_factory.mktemp("streams"))
     yield fake_study
     for process in fake_study.started:

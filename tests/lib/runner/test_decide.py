@@ -1,7 +1,6 @@
 """What a run directory requires: decided by its content, before anything is written."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +18,7 @@ from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path) -> Run:
     config = SimpleNamespace(identity=lambda: {"name": "b"}, hash8="b")
     (tmp_path / "b").mkdir()
     return Run("fake", RunVariant("b", number=1), 1, config, tmp_path / "b")
@@ -41,13 +40,13 @@ def run(tmp_path: Path) -> Run:
         (State.INVALID, ["m.py"], "keep", RunAction.RESTART),
     ],
 )
-def test_the_action_for_a_run(run: Run, state, changes, stale: str, action: RunAction) -> None:
+def test_the_action_for_a_run(run, state, changes, stale, action):
     if state:
         write_status(RunDir(run.path), RunStatus(state))
     assert decide(run, lambda record: changes, stale).action is action
 
 
-def test_a_directory_that_holds_another_run_is_refused(run: Run) -> None:
+def test_a_directory_that_holds_another_run_is_refused(run):
     """A damaged one: tests/gpt2/records/test_damaged_results.py."""
     config = RunDir(run.path).resolved_config
     config.write_text(json.dumps({"identity": {"name": "b"}}))
@@ -61,7 +60,7 @@ def test_a_directory_that_holds_another_run_is_refused(run: Run) -> None:
     assert "fake/01-b s1" in problem.what and "OUTPUT_DIR" in problem.next
 
 
-def test_results_moved_aside_in_the_same_second_are_all_kept(tmp_path: Path) -> None:
+def test_results_moved_aside_in_the_same_second_are_all_kept(tmp_path):
     moved = set()
     for content in "abc":
         run = RunDir(tmp_path / "run")
@@ -71,7 +70,7 @@ def test_results_moved_aside_in_the_same_second_are_all_kept(tmp_path: Path) -> 
     assert sorted(RunDir(path).logs.read_text() for path in moved) == ["a", "b", "c"]
 
 
-def test_changes_of_several_runs_are_one_line() -> None:
+def test_changes_of_several_runs_are_one_line():
     changes = {"a s1": ["torch", "m.py"], "b s1": ["m.py"], "b s2": ["m.py", "n.py", "o.py"]}
     text = stale_text(changes)
     assert text.startswith("a s1 and 2 more runs: ") and "\n" not in text

@@ -3,7 +3,6 @@
 import json
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -16,13 +15,11 @@ SAVE = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run[None]:
+def run(tmp_path) -> Run[None]:
     return Run("demo", RunVariant("ra", number=5), 1, None, tmp_path / "ra")
 
 
-def test_a_command_reads_the_run_and_no_shell_expands_it(
-    tmp_path: Path, run: Run[None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_reads_the_run_and_no_shell_expands_it(tmp_path, run, capsys):
     message = "$(touch pwned) `touch pwned` '; touch pwned"
     file = tmp_path / "a $HOME; b"
     words = command_words(shlex.join([sys.executable, "-c", SAVE, str(file)]), "ON_FAIL_CMD")
@@ -33,9 +30,7 @@ def test_a_command_reads_the_run_and_no_shell_expands_it(
     assert not list(tmp_path.rglob("pwned")) and capsys.readouterr().err == ""
 
 
-def test_a_command_that_fails_or_hangs_is_a_warning_without_its_arguments(
-    run: Run[None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_fails_or_hangs_is_a_warning_without_its_arguments(run, capsys, monkeypatch):
     monkeypatch.setattr("lib.runner.hooks._LIMIT_SECONDS", 0.2)
     for words in (["false"], ["/nonesuch"], ["sh", "-c", "sleep 9 # a token"]):
         start_command(words, run, RunStatus(State.SUCCESS))
@@ -48,7 +43,7 @@ def test_a_command_that_fails_or_hangs_is_a_warning_without_its_arguments(
     ("text", "code"),
     [("nonesuch-program x", "config.no-such-program"), ("a 'b", "config.malformed")],
 )
-def test_an_unusable_command_is_refused_before_training(text: str, code: str) -> None:
+def test_an_unusable_command_is_refused_before_training(text, code):
     with pytest.raises(ConfigError) as caught:
         command_words(text, "ON_DONE_CMD")
     assert (caught.value.codes, caught.value.problems[0].where) == ([code], "ON_DONE_CMD")

@@ -1,7 +1,6 @@
 """Limits of a job and of its processes."""
 
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +38,7 @@ def step(iteration: int) -> dict[str, Any]:
         ((60, 0), [1e5], ""),
     ],
 )
-def test_the_limit_that_ends_a_job(limits: tuple[int, int], script: list[Any], cause: str) -> None:
+def test_the_limit_that_ends_a_job(limits, script, cause):
     now = 100.0
     timer, exceeded = JobTimer(*limits, lambda: now), 0
     for entry in script:
@@ -55,9 +54,7 @@ def test_the_limit_that_ends_a_job(limits: tuple[int, int], script: list[Any], c
     assert timer.stalled == (bool(cause) and "RUN_TIME" not in cause)
 
 
-def test_warnings_of_a_run_in_this_process_are_in_its_log(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warnings_of_a_run_in_this_process_are_in_its_log(tmp_path, capsys):
     log = tmp_path / "logs.txt"
     log.write_text("TRAIN\n")
     with worker.warnings_in(log):
@@ -66,9 +63,7 @@ def test_warnings_of_a_run_in_this_process_are_in_its_log(
     assert capsys.readouterr().err == ""
 
 
-def test_no_rank_writes_to_a_run_that_was_taken_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_rank_writes_to_a_run_that_was_taken_over(tmp_path, monkeypatch):
     run, guards = RunDir(tmp_path), []
     Lease.take(run, 60, None)
     monkeypatch.setattr(worker, "_train", lambda *arguments: guards.append(arguments[-1]))

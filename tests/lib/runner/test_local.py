@@ -5,7 +5,6 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,6 @@ from lib.project import ROOT
 from lib.runner.local import LocalExecutor, _Worker
 from lib.runner.worker import ParentConnection
 from lib.runs.run_dir import RunStatus, State
-from tests.command_server import CommandServer
 
 
 @pytest.fixture
@@ -27,7 +25,7 @@ def count_to(number: int) -> Iterator[int]:
     yield from range(number)
 
 
-def test_a_call_returns_the_value_and_a_generator_all_of_them(executor: LocalExecutor) -> None:
+def test_a_call_returns_the_value_and_a_generator_all_of_them(executor):
     assert executor.call(abs, -2) == 2
     jobs = [executor.submit_call(count_to, number) for number in (3, 2)]
     assert sorted(executor.results(jobs)) == [0, 0, 1, 1, 2]
@@ -54,9 +52,7 @@ def fail_to_load(error: type[ImportError] | type[MemoryError]) -> None:
         (os._exit, 0, "worker.died", "exit code 0"),
     ],
 )
-def test_a_call_that_fails_is_one_problem(
-    executor: LocalExecutor, function: Callable, argument: object, code: str, what: str
-) -> None:
+def test_a_call_that_fails_is_one_problem(executor, function, argument, code, what):
     with pytest.raises(KablateError) as caught:
         executor.call(function, argument)
     (problem,) = caught.value.problems
@@ -70,9 +66,7 @@ def sleep_until_stopped(parent: ParentConnection) -> None:
 
 
 @pytest.mark.parametrize("immediately", [False, True])
-def test_a_job_is_submitted_cancelled_and_waited_for(
-    executor: LocalExecutor, immediately: bool
-) -> None:
+def test_a_job_is_submitted_cancelled_and_waited_for(executor, immediately):
     job = executor.submit(sleep_until_stopped, world_size=2)
     assert len(job.running) == 2
     # Both have started once both have sent an event.
@@ -89,7 +83,7 @@ def test_a_job_is_submitted_cancelled_and_waited_for(
     assert all(each is job for each, _ in events)
 
 
-def test_a_worker_that_has_just_died_is_no_error() -> None:
+def test_a_worker_that_has_just_died_is_no_error():
     """The server knows that the worker has exited, but the parent does not yet."""
     process: Callable = SimpleNamespace(pid=2**22 + 1, exitcode=None)
     _Worker(0, process, None).signal(signal.SIGKILL)
@@ -145,14 +139,8 @@ if __name__ == "__main__":
     ids=["Ctrl-C while a worker starts", "a module that cannot be loaded", "a server that dies"],
 )
 def test_workers_start_with_modules_loaded_and_what_prevents_it_is_no_traceback(
-    tmp_path: Path,
-    server: CommandServer,
-    script: str,
-    failing: str,
-    code: int,
-    printed: str,
-    said: str,
-) -> None:
+    tmp_path, server, script, failing, code, printed, said
+):
     """A process of its own, since the fork server lives as long as the process that starts it."""
     (tmp_path / "heavy.py").write_text("")
     (tmp_path / "failing.py").write_text(failing)

@@ -28,7 +28,7 @@ def fail_on_warning(text: str) -> None:
     raise AssertionError(text)
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_what_is_saved_is_loaded(tmp_path):
     folder = tmp_path / "checkpoints"
     assert checkpoint.load_latest_checkpoint(folder, fail_on_warning) is None
     save(folder, 3)
@@ -41,7 +41,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         assert facts["bytes"] == (folder / "step-00000003" / name).stat().st_size
 
 
-def test_the_newest_are_kept_and_a_step_saved_again_replaces_itself(tmp_path: Path) -> None:
+def test_the_newest_are_kept_and_a_step_saved_again_replaces_itself(tmp_path):
     for step in (2, 10, 9, 100_000_000):
         save(tmp_path, step, keep=2)
     checkpoint.save_checkpoint(tmp_path, 100_000_000, {"a": torch.zeros(1)}, {}, 2)
@@ -52,7 +52,7 @@ def test_the_newest_are_kept_and_a_step_saved_again_replaces_itself(tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "digests.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_damage_is_seen_and_the_one_before_taken(tmp_path: Path, name: str, damage: str) -> None:
+def test_damage_is_seen_and_the_one_before_taken(tmp_path, name, damage):
     save(tmp_path, 1)
     save(tmp_path, 2)
     path = tmp_path / "step-00000002" / name
@@ -67,7 +67,7 @@ def test_damage_is_seen_and_the_one_before_taken(tmp_path: Path, name: str, dama
     assert names(tmp_path) == ["damaged-step-00000002", "step-00000001"]
 
 
-def test_a_leftover_is_no_checkpoint_and_goes_with_the_next(tmp_path: Path) -> None:
+def test_a_leftover_is_no_checkpoint_and_goes_with_the_next(tmp_path):
     save(tmp_path, 1)
     (tmp_path / ".tmp-step-00000002").mkdir()
     (tmp_path / ".tmp-step-00000002" / "state.pt").write_bytes(b"half")
@@ -84,9 +84,7 @@ def test_a_leftover_is_no_checkpoint_and_goes_with_the_next(tmp_path: Path) -> N
         ("lib.runs.checkpoint.write_json", OSError(122, "Disk quota exceeded")),
     ],
 )
-def test_a_full_disk_is_one_error_and_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, error: Exception
-) -> None:
+def test_a_full_disk_is_one_error_and_loses_nothing(tmp_path, monkeypatch, target, error):
     save(tmp_path, 1)
     save(tmp_path, 2)
 
@@ -102,9 +100,7 @@ def test_a_full_disk_is_one_error_and_loses_nothing(
     assert checkpoint.load_latest_checkpoint(tmp_path, fail_on_warning).step == 2
 
 
-def test_the_old_one_stays_when_the_new_one_is_bad_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_old_one_stays_when_the_new_one_is_bad_on_the_disk(tmp_path, monkeypatch):
     """The disk stores other bytes than the ones written."""
     save(tmp_path, 1, keep=1)
     rename = os.rename
@@ -121,7 +117,7 @@ def test_the_old_one_stays_when_the_new_one_is_bad_on_the_disk(
     assert checkpoint.load_latest_checkpoint(tmp_path, lambda text: None).step == 1
 
 
-def test_a_state_that_runs_code_is_not_loaded(tmp_path: Path) -> None:
+def test_a_state_that_runs_code_is_not_loaded(tmp_path):
     class Trap:
         def __reduce__(self) -> tuple[Callable, tuple]:
             return os.mkdir, (str(tmp_path / "sprung"),)

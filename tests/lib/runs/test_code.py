@@ -27,7 +27,7 @@ Git = Callable[..., bytes]
 
 
 @pytest.fixture
-def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
+def git(tmp_path, monkeypatch) -> Git:
     """A repository with two packages and a committed state, taken for this tree."""
     root = tmp_path / "tree"
     for name in ("gpt2/model.py", "gpt2/old.py", "lib/a.py", "docs/page.md"):
@@ -49,13 +49,11 @@ def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
 
 
 @pytest.fixture
-def root(git: Git) -> Path:
+def root(git) -> Path:
     return runs_code.ROOT
 
 
-def test_a_committed_tree_leaves_no_patch(
-    root: Path, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_committed_tree_leaves_no_patch(root, git, tmp_path, monkeypatch):
     (tmp_path / "code.diff").write_text("of an earlier start\n")
     for name in ("results/table.md", "texts/tool.py"):
         (root / name).parent.mkdir()
@@ -98,9 +96,7 @@ def code(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in found if p.suffix != ".txt"}
 
 
-def test_the_patch_makes_the_same_code_from_the_commit(
-    root: Path, git: Git, tmp_path: Path
-) -> None:
+def test_the_patch_makes_the_same_code_from_the_commit(root, git, tmp_path):
     edit(root, git)
     assert git_state()["dirty_tree"] is True
     found = head_commit()
@@ -119,7 +115,7 @@ def test_the_patch_makes_the_same_code_from_the_commit(
     assert code(again) == code(root)
 
 
-def test_a_user_s_settings_change_no_patch(root: Path, git: Git, tmp_path: Path) -> None:
+def test_a_user_s_settings_change_no_patch(root, git, tmp_path):
     edit(root, git)
     record = write_code_patch(tmp_path)
     settings = dict.fromkeys(("diff.noprefix", "diff.mnemonicPrefix"), "true")
@@ -129,7 +125,7 @@ def test_a_user_s_settings_change_no_patch(root: Path, git: Git, tmp_path: Path)
         git("config", "--unset", name)
 
 
-def test_one_line_says_what_is_not_committed_and_what_to_type(root: Path, git: Git) -> None:
+def test_one_line_says_what_is_not_committed_and_what_to_type(root, git):
     edit(root, git)
     (problem,) = uncommitted_problems("paper_repro", allowed=False)
     assert problem.code == "code.uncommitted" and "make ALLOW_DIRTY=y" in problem.next
@@ -138,9 +134,7 @@ def test_one_line_says_what_is_not_committed_and_what_to_type(root: Path, git: G
     assert uncommitted_problems("maxout_speed", allowed=False) == []
 
 
-def test_what_git_cannot_tell_is_not_clean(
-    root: Path, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_git_cannot_tell_is_not_clean(root, git, tmp_path, monkeypatch):
     unknown = {"git_sha": None, "branch": None, "dirty_tree": "unknown"}
     # A folder inside another repository has no commit.
     inner = root / "lib"
@@ -161,9 +155,7 @@ def test_what_git_cannot_tell_is_not_clean(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="requires the right to give files away")
-def test_the_refusal_of_another_user_s_tree_is_shown_as_git_gives_it(
-    root: Path, git: Git, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_refusal_of_another_user_s_tree_is_shown_as_git_gives_it(root, git, monkeypatch):
     monkeypatch.setenv("HOME", str(root.parent))
     monkeypatch.delenv("SUDO_UID", raising=False)
     for path in (root, root / ".git"):
@@ -173,7 +165,7 @@ def test_the_refusal_of_another_user_s_tree_is_shown_as_git_gives_it(
     assert problem.what.endswith(f"git config --global --add safe.directory {root}")
 
 
-def test_a_patch_that_git_cannot_make_is_an_error(root: Path, git: Git, tmp_path: Path) -> None:
+def test_a_patch_that_git_cannot_make_is_an_error(root, git, tmp_path):
     edit(root, git)
     # An object that git requires for the difference.
     (blob,) = git("rev-parse", "HEAD:gpt2/old.py").decode().split()
@@ -184,7 +176,7 @@ def test_a_patch_that_git_cannot_make_is_an_error(root: Path, git: Git, tmp_path
     assert blob in caught.value.problems[0].what
 
 
-def test_loaded_modules_are_digested_unless_they_only_run_or_read() -> None:
+def test_loaded_modules_are_digested_unless_they_only_run_or_read():
     import gpt2.study.step  # noqa: F401
 
     recorded = runs_code.loaded_source()
@@ -195,9 +187,7 @@ def test_loaded_modules_are_digested_unless_they_only_run_or_read() -> None:
     assert runs_code.changed_since(recorded | {"gpt2/study/step.py": "0" * 64}) == []
 
 
-def test_edited_and_missing_files_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_edited_and_missing_files_are_named(tmp_path, monkeypatch):
     """Every byte counts, also that of a comment."""
     monkeypatch.setattr("lib.runs.code.ROOT", tmp_path)
     for name in ("same.py", "edited.py", "gone.py"):
@@ -211,8 +201,8 @@ def test_edited_and_missing_files_are_named(
 
 @pytest.mark.parametrize("event", ["edited", "removed"])
 def test_code_that_changed_after_it_was_loaded_is_never_taken_for_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
-) -> None:
+    tmp_path, monkeypatch, event
+):
     (tmp_path / "lib").mkdir()
     file = tmp_path / "lib" / "invented.py"
     file.write_text("x = 1\n")
@@ -228,7 +218,7 @@ def test_code_that_changed_after_it_was_loaded_is_never_taken_for_the_new_one(
     assert runs_code.changed_since(recorded) == ["lib/invented.py"]
 
 
-def test_a_worker_loads_what_is_excluded() -> None:
+def test_a_worker_loads_what_is_excluded():
     """A move of a file, or an import that goes, would leave a name behind that excludes nothing."""
     for name in ("gpt2.running.launch", "gpt2.training.loop", "lib.kablate"):
         import_module(name)

@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +26,7 @@ SECONDS = 60
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
+def run(tmp_path) -> RunDir:
     return RunDir(tmp_path)
 
 
@@ -37,7 +36,7 @@ def edit(run: RunDir, **fields: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def test_numbers_grow_one_file_is_left_and_one_takes_the_lease_that_two_saw(run: RunDir) -> None:
+def test_numbers_grow_one_file_is_left_and_one_takes_the_lease_that_two_saw(run):
     for token in (1, 2, 3):
         seen = read_lease(run)
         lease = Lease.take(run, SECONDS, seen)
@@ -54,9 +53,7 @@ def adopt(lease: Lease, run: RunDir) -> None:
 
 
 @pytest.mark.parametrize("write", [lambda lease, run: lease.release(), adopt])
-def test_on_a_full_disk_the_record_before_is_left_and_a_dead_process_holds_nothing(
-    run: RunDir, write: Callable[[Lease, RunDir], None]
-) -> None:
+def test_on_a_full_disk_the_record_before_is_left_and_a_dead_process_holds_nothing(run, write):
     process = os.fork()
     if process == 0:
         lease = Lease.take(run, SECONDS, None)
@@ -73,7 +70,7 @@ def test_on_a_full_disk_the_record_before_is_left_and_a_dead_process_holds_nothi
     assert lease.holder.runner == process and not lease.holder.worker
 
 
-def test_a_former_holder_notices_and_releases_nothing(run: RunDir) -> None:
+def test_a_former_holder_notices_and_releases_nothing(run):
     former = Lease.take(run, SECONDS, None)
     holder = Lease.take(run, SECONDS, read_lease(run))
     assert former and holder
@@ -95,7 +92,7 @@ def test_a_former_holder_notices_and_releases_nothing(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize("token", [0, 3])
-def test_another_rank_writes_while_rank_0_has_the_lease(run: RunDir, token: int) -> None:
+def test_another_rank_writes_while_rank_0_has_the_lease(run, token):
     for _ in range(2):
         Lease.take(run, SECONDS, read_lease(run))
     # Made before rank 0 takes the lease.
@@ -111,7 +108,7 @@ def test_another_rank_writes_while_rank_0_has_the_lease(run: RunDir, token: int)
         guard()
 
 
-def test_a_lease_is_free_once_runner_and_worker_are_dead(run: RunDir) -> None:
+def test_a_lease_is_free_once_runner_and_worker_are_dead(run):
     assert Lease.take(run, SECONDS, None)
     with Lease.adopt(run, 1) as lease:
         edit(run, runner=2**22 + 1)
@@ -124,9 +121,7 @@ def test_a_lease_is_free_once_runner_and_worker_are_dead(run: RunDir) -> None:
     assert str(current_holder(run))
 
 
-def test_without_clocks_a_silent_holder_loses_the_lease_and_a_renewed_one_does_not(
-    run: RunDir,
-) -> None:
+def test_without_clocks_a_silent_holder_loses_the_lease_and_a_renewed_one_does_not(run):
     assert Lease.take(run, SECONDS, None)
     edit(run, machine="another")
     path, now = run.lease(1), 0.0
@@ -154,9 +149,7 @@ def test_without_clocks_a_silent_holder_loses_the_lease_and_a_renewed_one_does_n
         lambda path: path.symlink_to("/dev/zero"),
     ],
 )
-def test_what_is_no_lease_is_no_wait_and_taken_over_after_its_time(
-    run: RunDir, plant: Callable[[Path], None]
-) -> None:
+def test_what_is_no_lease_is_no_wait_and_taken_over_after_its_time(run, plant):
     plant(run.lease(3))
     now = 0.0
     observer = LeaseObserver(lambda: now)
@@ -168,7 +161,7 @@ def test_what_is_no_lease_is_no_wait_and_taken_over_after_its_time(
     taken.require()
 
 
-def test_a_lease_is_renewed_in_its_context(run: RunDir) -> None:
+def test_a_lease_is_renewed_in_its_context(run):
     with take_lease(run, 1) as guard:
         before = read_lease(run)
         edited = threading.Event()

@@ -24,7 +24,7 @@ ROW = DocumentResult("a, b", "texts", "d" * 64, "e" * 64, "val", 3, 7, 0, 1, 0.1
 OTHER = replace(ROW, item_id="c", doc_sha256="", n_bytes=0, nll_sum=1e-17)
 
 
-def test_rows_survive_the_file() -> None:
+def test_rows_survive_the_file():
     # Documents of one name are rows of their own, also one without any loss.
     certain = replace(ROW, nll_sum=0.0, n_correct=3)
     text = to_csv([ROW, OTHER, certain])
@@ -39,7 +39,7 @@ def test_rows_survive_the_file() -> None:
     assert OTHER.bits_per_byte is None
 
 
-def test_a_device_in_place_of_the_file_is_not_read(tmp_path: Path) -> None:
+def test_a_device_in_place_of_the_file_is_not_read(tmp_path):
     """Reading /dev/zero would not end."""
     (tmp_path / "per_query.csv").symlink_to("/dev/null")
     with pytest.raises(DamagedRecord, match="regular"):
@@ -61,14 +61,14 @@ DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_no_row_is_refused(damage: str) -> None:
+def test_what_is_no_row_is_refused(damage):
     change, expected = DAMAGES[damage]
     with pytest.raises(DamagedRecord) as caught:
         parse_document_results(FILE, change(to_csv([ROW])).encode("latin-1"))
     assert expected in str(caught.value)
 
 
-def test_figures_are_weighted_by_tokens_and_summed_exactly() -> None:
+def test_figures_are_weighted_by_tokens_and_summed_exactly():
     rows = [
         replace(ROW, n_tokens=1, nll_sum=1e16, n_correct=1),
         replace(ROW, n_tokens=2, nll_sum=1.0, n_correct=0),
@@ -82,13 +82,13 @@ def test_figures_are_weighted_by_tokens_and_summed_exactly() -> None:
     assert found["bits_per_byte"] == pytest.approx((10**16 + 2) / 21 / math.log(2))
 
 
-def test_the_calibration_error_of_a_worked_example() -> None:
+def test_the_calibration_error_of_a_worked_example():
     """Three answers at 0.9, two of them correct, and one incorrect at 0.2: 0.7/4 + 0.2/4."""
     bins = {"n_tokens": [1, 3], "n_correct": [0, 2], "confidence_sum": [0.2, 2.7]}
     assert expected_calibration_error(bins) == pytest.approx((0.7 + 0.2) / 4)
 
 
-def test_the_training_loss_is_the_mean_of_the_last_tenth() -> None:
+def test_the_training_loss_is_the_mean_of_the_last_tenth():
     rows = [{"kind": "train", "iteration": i, "loss": float(i)} for i in range(1, 31)]
     rows += [{"kind": "eval", "iteration": 30, "loss": 1e9}]
     assert train_loss(rows, 30) == 29.0

@@ -1,7 +1,6 @@
 """The typed reader of a run directory: absent, damaged and partial files are told apart."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -18,11 +17,11 @@ TRAIN = {"kind": "train", "iteration": 1, "tokens": 8, "loss": 2, "lr": 0.1, "gr
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> RunRecord:
+def record(tmp_path) -> RunRecord:
     return RunRecord(write_run(tmp_path / "run"))
 
 
-def test_a_finished_run_is_read_with_types(record: RunRecord) -> None:
+def test_a_finished_run_is_read_with_types(record):
     assert record.status is not None and record.status.state is State.SUCCESS
     assert record.code.dirty_tree is False and record.hardware.gpu_name is None
     assert record.manifest.value(int, "processes", "world_size") == 1
@@ -37,7 +36,7 @@ def test_a_finished_run_is_read_with_types(record: RunRecord) -> None:
     assert record.summary is first
 
 
-def test_a_field_is_checked_when_it_is_read(tmp_path: Path) -> None:
+def test_a_field_is_checked_when_it_is_read(tmp_path):
     manifest = changed(MANIFEST, origin__torch=3, code=...)
     run = RunRecord(write_run(tmp_path / "run", manifest=manifest))
     assert run.manifest.value(int, "processes", "world_size") == 1
@@ -53,7 +52,7 @@ def test_a_field_is_checked_when_it_is_read(tmp_path: Path) -> None:
     assert caught.value.expected == "a field code"
 
 
-def test_rows_have_the_type_of_their_kind(tmp_path: Path) -> None:
+def test_rows_have_the_type_of_their_kind(tmp_path):
     run = RunDir(tmp_path)
     rows = [
         TRAIN,
@@ -71,7 +70,7 @@ def test_rows_have_the_type_of_their_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "row", ["{", '{"kind": "other"}', json.dumps({**TRAIN, "loss": "2"}), '{"kind": "train"}']
 )
-def test_a_damaged_row_is_named_with_its_line(tmp_path: Path, row: str) -> None:
+def test_a_damaged_row_is_named_with_its_line(tmp_path, row):
     run = RunDir(tmp_path)
     run.metrics.write_text(f"{json.dumps(TRAIN)}\n{row}\n")
     with pytest.raises(DamagedRecord) as caught:
@@ -79,7 +78,7 @@ def test_a_damaged_row_is_named_with_its_line(tmp_path: Path, row: str) -> None:
     assert (caught.value.file, caught.value.line) == (run.metrics, 2)
 
 
-def test_an_incomplete_last_line_is_damage_only_after_the_end(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_damage_only_after_the_end(tmp_path):
     run = RunDir(tmp_path)
     run.metrics.write_text('{"a": 1}\n{"a": 2')
     assert RunRecord(run).metrics_fields == [{"a": 1}]
@@ -89,7 +88,7 @@ def test_an_incomplete_last_line_is_damage_only_after_the_end(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("skip", [0, 3])
-def test_a_damaged_row_of_a_growing_file_is_named_with_its_line(tmp_path: Path, skip: int) -> None:
+def test_a_damaged_row_of_a_growing_file_is_named_with_its_line(tmp_path, skip):
     """That each row comes once: tests/lib/tracking/test_feed.py."""
     run, line = RunDir(tmp_path), json.dumps(TRAIN) + "\n"
     tail = RowTail(run.metrics, skip)
@@ -102,14 +101,14 @@ def test_a_damaged_row_of_a_growing_file_is_named_with_its_line(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("digest", [-1, None, []])
-def test_sources_are_digests(tmp_path: Path, digest: object) -> None:
+def test_sources_are_digests(tmp_path, digest):
     sources = {"gpt2/model.py": "a" * 64, "gpt2/train.py": digest}
     write_run(tmp_path / "run", manifest=changed(MANIFEST, origin__sources=sources))
     with pytest.raises(DamagedRecord, match=r"origin\.sources"):
         _ = RunRecord(RunDir(tmp_path / "run")).sources
 
 
-def test_what_was_derived_stays_when_the_rows_are_forgotten(tmp_path: Path) -> None:
+def test_what_was_derived_stays_when_the_rows_are_forgotten(tmp_path):
     run = write_run(tmp_path / "run")
     record = RunRecord(run)
     count = derived(lambda record: len(record.train_rows))
@@ -132,7 +131,7 @@ def test_what_was_derived_stays_when_the_rows_are_forgotten(tmp_path: Path) -> N
         (State.INVALID, "failed"),
     ],
 )
-def test_the_state_of_a_run_is_one_word(tmp_path: Path, state: State, word: str) -> None:
+def test_the_state_of_a_run_is_one_word(tmp_path, state, word):
     run = RunDir(tmp_path)
     write_status(run, RunStatus(state, 1, "loss is nan\nat step 3"))
     record = RunRecord(run)
@@ -142,7 +141,7 @@ def test_the_state_of_a_run_is_one_word(tmp_path: Path, state: State, word: str)
     assert (record.state, record.damage, record.unfinished) == ("done", "", None)
 
 
-def test_a_run_that_is_trained_is_running_and_one_without_a_status_is_new(tmp_path: Path) -> None:
+def test_a_run_that_is_trained_is_running_and_one_without_a_status_is_new(tmp_path):
     run = RunDir(tmp_path / "a-s1-00000000")
     assert RunRecord(run).state == "new"
     run.path.mkdir()
@@ -155,13 +154,13 @@ def test_a_run_that_is_trained_is_running_and_one_without_a_status_is_new(tmp_pa
 
 
 @pytest.fixture
-def ended(tmp_path: Path) -> RunDir:
+def ended(tmp_path) -> RunDir:
     run = RunDir(tmp_path)
     write_status(run, RunStatus(State.SUCCESS, 0, "", 12, 12))
     return run
 
 
-def test_a_status_with_any_damaged_byte_is_success_or_damaged(ended: RunDir) -> None:
+def test_a_status_with_any_damaged_byte_is_success_or_damaged(ended):
     """A flipped bit of a value may leave a valid status; it never makes the run a new one."""
     whole = ended.status.read_bytes()
     for position in range(len(whole)):
@@ -178,9 +177,7 @@ DAMAGES = [("state", "DONE"), ("state", "DAMAGED"), ("iteration", "12"), ("schem
 @pytest.mark.parametrize(
     ("name", "value"), [*DAMAGES, ("Iteration", 12), ("exit_code", ...), ("schema_version", ...)]
 )
-def test_a_missing_field_and_one_of_another_type_are_damage(
-    ended: RunDir, name: str, value: object
-) -> None:
+def test_a_missing_field_and_one_of_another_type_are_damage(ended, name, value):
     """Types of fields: tests of lib.json_files."""
     content = json.loads(ended.status.read_text()) | {name: value}
     ended.status.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
@@ -190,7 +187,7 @@ def test_a_missing_field_and_one_of_another_type_are_damage(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "summary.json", "per_query.csv"])
-def test_results_without_a_status_are_damage(ended: RunDir, name: str) -> None:
+def test_results_without_a_status_are_damage(ended, name):
     ended.status.unlink()
     (ended.path / name).write_text("result")
     found = read_status(ended)

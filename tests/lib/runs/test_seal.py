@@ -1,7 +1,6 @@
 """Digests of the manifest, and how a run's end is recorded."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ BEGUN: dict[str, Any] = {
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
+def run(tmp_path) -> RunDir:
     """Return the directory of an active run."""
     run = RunDir(tmp_path)
     manifest_file.write_manifest(run, BEGUN)
@@ -35,7 +34,7 @@ def manifest(run: RunDir) -> dict[str, Any]:
     return found
 
 
-def test_the_digest_covers_all_but_what_is_volatile(run: RunDir) -> None:
+def test_the_digest_covers_all_but_what_is_volatile(run):
     written = manifest(run)
     digest = written["manifest_digest"]
     assert manifest_file.manifest_digest(written) == digest
@@ -47,9 +46,7 @@ def test_the_digest_covers_all_but_what_is_volatile(run: RunDir) -> None:
     assert manifest_file.volatile_digest(volatile | {"host": "there"}) != volatile["digest"]
 
 
-def test_success_closes_the_manifest_and_is_written_last(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_success_closes_the_manifest_and_is_written_last(run, monkeypatch):
     write = manifest_file.write_status
 
     def after_the_manifest(run: RunDir, status: RunStatus) -> None:
@@ -74,9 +71,7 @@ def test_success_closes_the_manifest_and_is_written_last(
     assert status is not None and status.state is State.SUCCESS
 
 
-def test_a_full_disk_does_not_hide_the_failure(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_does_not_hide_the_failure(run, monkeypatch):
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -93,7 +88,7 @@ def test_a_full_disk_does_not_hide_the_failure(
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"volatile": {"attempts": []}}'])
-def test_a_run_that_never_began_gets_a_status_alone(run: RunDir, content: str | None) -> None:
+def test_a_run_that_never_began_gets_a_status_alone(run, content):
     run.manifest.unlink()
     if content is not None:
         run.manifest.write_text(content)

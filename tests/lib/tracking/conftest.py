@@ -75,13 +75,13 @@ def _sample(ts: float, busy: float) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="package")
-def tracked(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+def tracked(tmp_path_factory) -> RunDir:
     """Write the run directory."""
     return record_run(tmp_path_factory.mktemp("tracked") / "results/single/run-s1-0123abcd")
 
 
 @pytest.fixture(scope="package")
-def server(tracked: RunDir) -> Iterator[WandbServer]:
+def server(tracked) -> Iterator[WandbServer]:
     """Serve the run as the client of W&B stores it."""
     facts = TrackerMetadata.read(tracked.tracker_facts)
     rows = [*RecordReader(tracked, ReadCursor()).new()]
@@ -99,7 +99,7 @@ def server(tracked: RunDir) -> Iterator[WandbServer]:
 
 
 @pytest.fixture
-def query(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+def query(monkeypatch) -> Callable[..., dict[str, Any]]:
     """Return a function that makes the query of a script, and returns its document."""
 
     def ask(make: Callable[[str], str], *arguments: object) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from tests.lib.tracking.conftest import PROJECT, record_run
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     """Write two pairs, and a run without a partner."""
     for step, speed in (("baseline", 1000.0), ("ra", 800.0)):
         record_run(tmp_path / f"s/{step}-s1-0000000a", step=step, speed=speed)

@@ -32,7 +32,7 @@ def sample(ts: float, mib: float) -> dict[str, Any]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
+def run(tmp_path) -> RunDir:
     return RunDir(tmp_path)
 
 

@@ -122,7 +122,7 @@ def card(use: str, gib: int, watts: str, sensor: str, temperature: str) -> dict[
 
 
 @pytest.fixture
-def rocm_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def rocm_smi(tmp_path, monkeypatch) -> Path:
     """Install a rocm-smi for two GPUs; the second has no power and no edge sensor."""
     cards = {"card0": card("73", 12, "95.0", "edge", "48.0")}
     cards["card1"] = card("0", 1, "N/A", "junction", "50.0")
