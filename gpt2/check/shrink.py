@@ -110,8 +110,8 @@ def _first_valid(config: Config, values: Callable[[int], dict[str, SymbolValue]]
     """Return the configuration of the first width, smallest first, that satisfies the rules."""
     first_error: ConfigError | None = None
     full = config.model.shape.n_embd
-    # A narrow model only has its own.
-    for width in (*(w for w in WIDTHS if w < full), full):
+    # Also wider ones: with fewer blocks or less context, rounding may miss a narrow model's size.
+    for width in sorted({*WIDTHS, full}):
         try:
             return Config.from_values(values(width))
         except ConfigError as error:
@@ -170,4 +170,4 @@ def _small_values(
     if values["PRECISION"] == "fp16":
         values["PRECISION"] = "bf16"
     values |= {"N_LAYER": min(shape.n_layer, LAYERS), "BLOCK_SIZE": context, "N_EMBD": width}
-    return values | ({"N_HEAD": heads} if width < shape.n_embd else {})
+    return values | ({"N_HEAD": heads} if width != shape.n_embd else {})

@@ -9,7 +9,7 @@ from gpt2.check.shrink import long_config, small_config, with_changes
 from gpt2.config import Config
 from gpt2.study.resolve import resolve_config
 from lib.config.dotconfig import defconfig_layers
-from lib.config.layers import ConfigLayer
+from lib.config.layers import ConfigLayer, parse_command_line_settings
 from lib.config.tree import KconfigTree
 from lib.project import ROOT
 
@@ -87,6 +87,22 @@ def test_one_long_block_need_not_reach_a_number_of_parameters():
     ]
     shape = long_config(resolve_config(KconfigTree(), layers)).model.shape
     assert (shape.n_layer, shape.block_size) == (1, 1024)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "N_LAYER=1 N_EMBD=8 N_HEAD=1 BLOCK_SIZE=1024 POSITIONS_ROPE=y BIAS=n",
+        "N_LAYER=6 N_EMBD=36 N_HEAD=2 BLOCK_SIZE=38 ATTENTION_PROJECTION_LATENT=y LATENT_DIM=2",
+    ],
+)
+def test_a_narrow_model_has_a_small_form(settings):
+    """A step of a rounded width is more than 1 % of a narrow model without its context or depth."""
+    common = "MODEL_SIZE_CUSTOM=y TOKENIZER_BYTE=y VOCAB_MULTIPLE=1 MLP_SIZING_PARAMS=y"
+    layer = parse_command_line_settings(f"{common} {settings}")
+    config = resolve_config(KconfigTree(), [layer])
+    small = small_config(config).model.shape
+    assert (small.n_embd, small.n_head) == (96, config.model.shape.n_head)
 
 
 def test_mechanisms_of_the_long_form_have_weights():
