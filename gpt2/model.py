@@ -28,6 +28,7 @@ from gpt2.loss import (
 from gpt2.mlp.mlp import Mlp
 from gpt2.mlp.options import LayerSpec
 from gpt2.model_config import ModelConfig
+from gpt2.norm import build_norm
 from lib.pruning.layers import PaddedEmbedding
 from lib.runs.seeds import stream_seed
 
@@ -52,9 +53,9 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, site: LayerSpec) -> None:
         super().__init__()
         shape = config.shape
-        self.ln_1 = nn.LayerNorm(shape.n_embd, bias=shape.bias)
+        self.ln_1 = build_norm(shape, config.norm)
         self.attn = Attention(shape, config.attention, config.mlp.request(site), site.block)
-        self.ln_2 = nn.LayerNorm(shape.n_embd, bias=shape.bias)
+        self.ln_2 = build_norm(shape, config.norm)
         self.mlp = Mlp(site, config.mlp)
 
     def forward(
@@ -87,7 +88,7 @@ class GPT(nn.Module):
         self.wpe = None if rotates else nn.Embedding(shape.block_size, shape.n_embd)
         self.dropout = nn.Dropout(shape.dropout)
         self.h = nn.ModuleList(Block(config, site) for site in config.sites())
-        self.ln_f = nn.LayerNorm(shape.n_embd, bias=shape.bias)
+        self.ln_f = build_norm(shape, config.norm)
         self.execution = Execution()
 
     @property
@@ -194,7 +195,7 @@ class GPT(nn.Module):
         zeros = {m.weight for m in self.modules() if isinstance(m, ZeroInitLinear)}
         residual_std = INIT_STD / math.sqrt(2 * self.config.shape.n_layer)
         for module in self.modules():
-            if isinstance(module, nn.LayerNorm):
+            if isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.reset_parameters()
             elif isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()

@@ -1,16 +1,19 @@
-"""The configuration of a GPT-2 model: shape, attention and MLP, with its parameters and FLOPs.
+"""The configuration of a GPT-2 model: shape, attention, MLP and norms, with parameters and FLOPs.
 
 Imports no torch. The model and its parts import this module, not the configuration of a run.
 """
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 from gpt2.attention.backends import Backend, Place, choose_backend
 from gpt2.attention.config import AttentionConfig
+from gpt2.attention.options import PartOptions
 from gpt2.mlp.options import LayerSpec, MlpConfig
-from gpt2.shape import ModelShape
-from lib.config.field import kconfig_field
+from gpt2.shape import Cost, ModelShape
+from lib.config.field import component_field, kconfig_field
+from lib.config.registry import Registry
 from lib.config.small_form import SmallForm
 
 
@@ -19,9 +22,42 @@ def _small_loss(form: SmallForm, name: str) -> str:
     return "torch" if form.values[name] == "triton" else str(form.values[name])
 
 
+class NormOptions(PartOptions):
+    """Options of all norms of a model: two in a block, and one before the head."""
+
+    def cost(self, shape: ModelShape) -> Cost:
+        """Return the parameters of one norm; its FLOPs are not counted."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LayernormOptions(NormOptions):
+    """GPT-2's LayerNorm (Ba et al. 2016, arXiv 1607.06450)."""
+
+    name: ClassVar[str] = "layernorm"
+
+    def cost(self, shape: ModelShape) -> Cost:
+        """Return a scale, and a bias if the model has biases."""
+        return Cost(vectors=shape.n_embd * (1 + shape.bias))
+
+
+@dataclass(frozen=True)
+class RmsnormOptions(NormOptions):
+    """RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467): no mean is subtracted, no bias added."""
+
+    name: ClassVar[str] = "rmsnorm"
+
+    def cost(self, shape: ModelShape) -> Cost:
+        """Return a scale."""
+        return Cost(vectors=shape.n_embd)
+
+
+NORMS: Registry[NormOptions] = Registry("norm", LayernormOptions, RmsnormOptions, choice="NORM")
+
+
 @dataclass(frozen=True)
 class ModelConfig:
-    """Configuration of a GPT-2 model: shape, attention and MLP."""
+    """Configuration of a GPT-2 model: shape, attention, MLP and norms."""
 
     shape: ModelShape
     attention: AttentionConfig
@@ -30,6 +66,7 @@ class ModelConfig:
     grad_checkpointing: bool = kconfig_field("GRAD_CHECKPOINTING", form=True)
     # auto, torch or triton: operations on the logits.
     loss_backend: str = kconfig_field("LOSS_BACKEND", form=True, off="torch", small=_small_loss)
+    norm: NormOptions = component_field(NORMS, off=LayernormOptions())
 
     def sites(self) -> list[LayerSpec]:
         """Return one site per block."""
@@ -61,7 +98,7 @@ class ModelConfig:
 
     def _params_beside_mlps(self) -> int:
         shape = self.shape
-        norm = shape.n_embd * (2 if shape.bias else 1)
+        norm = self.norm.cost(shape).params
         positions = 0 if self.attention.positions.rotates else shape.block_size
         embeddings = (shape.padded_vocab_size + positions) * shape.n_embd
         return embeddings + shape.n_layer * (self.attention.cost(shape).params + 2 * norm) + norm

@@ -6,9 +6,9 @@ differentiable in any float dtype. Slow: for comparisons on small shapes.
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
+from gpt2 import norm as norms
 from gpt2.attention.options import LatentOptions
 from gpt2.attention.reference import attention, latent
 from gpt2.attention.state import AttentionOutputs, BlockState
@@ -35,7 +35,8 @@ def reference_gpt(
     for site in config.sites():
         x_BTC, state = _block(x_BTC, state, _subset(parameters, f"h.{site.block}."), config, site)
     head_VC = parameters["wte.weight"][: config.shape.vocab_size]
-    return _norm(x_BTC, _subset(parameters, "ln_f.")) @ head_VC.T
+    norm = norms.REFERENCES[type(config.norm)]
+    return norm(x_BTC, _subset(parameters, "ln_f.")) @ head_VC.T
 
 
 def _block(
@@ -45,7 +46,8 @@ def _block(
     config: ModelConfig,
     site: LayerSpec,
 ) -> tuple[Tensor, BlockState]:
-    normed_BTC = _norm(x_BTC, _subset(parameters, "ln_1."))
+    norm = norms.REFERENCES[type(config.norm)]
+    normed_BTC = norm(x_BTC, _subset(parameters, "ln_1."))
     attn = _subset(parameters, "attn.")
     inputs = state.head_scale_BTN, state.latent_shift_BTR
     n_head, request = config.shape.n_head, reference_request(site, config.mlp)
@@ -57,18 +59,11 @@ def _block(
     if isinstance(config.attention.projection, LatentOptions):
         latent_BTR = latent(normed_BTC, _subset(attn, "c_attn."), state.latent_shift_BTR)
     view = AttentionOutputs(weights_BTS, latent_BTR)
-    normed_BTC = _norm(x_BTC, _subset(parameters, "ln_2."))
+    normed_BTC = norm(x_BTC, _subset(parameters, "ln_2."))
     mixed_BTC, state = reference_mlp(
         normed_BTC, view, _subset(parameters, "mlp."), site, config.mlp
     )
     return x_BTC + mixed_BTC, state
-
-
-def _norm(x_BTC: Tensor, parameters: Parameters) -> Tensor:
-    """Apply LayerNorm with GPT-2's ε = 1e-5."""
-    centred_BTC = x_BTC - x_BTC.mean(-1, keepdim=True)
-    scaled_BTC = centred_BTC / torch.sqrt((centred_BTC**2).mean(-1, keepdim=True) + 1e-5)
-    return scaled_BTC * parameters["weight"] + parameters.get("bias", 0)
 
 
 def _subset(parameters: Parameters, prefix: str) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ _NARROW = (torch.bfloat16, torch.float16)
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Operations that need fp32: norms, softmax, loss, sums over tokens, gates.
 _WIDE = {
-    **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward"), "norm"),
+    **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward", "rsqrt"), "norm"),
     **dict.fromkeys(("_softmax", "_softmax_backward_data"), "softmax"),
     **dict.fromkeys(("_log_softmax", "_log_softmax_backward_data", "nll_loss_forward"), "loss"),
     **dict.fromkeys(("exp", "exp2", "log", "log2", "logsumexp"), "softmax"),

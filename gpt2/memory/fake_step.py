@@ -104,7 +104,7 @@ class FewScoreChunks(ScoreChunks):
 
 
 class GpuFunctions(TorchFunctionMode):
-    """Calls of torch's attention and dropout, replaced by the kernels that a GPU would run.
+    """Calls of torch's attention, dropout and RMSNorm, replaced by the kernels that a GPU would run.
 
     torch without CUDA cannot run backward on a fake CUDA tensor, so the step is fake on the CPU. The
     fake implementation of the GPU's kernel saves the same tensors for backward as on the GPU.
@@ -114,7 +114,11 @@ class GpuFunctions(TorchFunctionMode):
     def __init__(self, target: Gpu, backend: str) -> None:
         super().__init__()
         self.target, self.backend = target, backend
-        self._replaced = {F.scaled_dot_product_attention: self._attention, F.dropout: self._dropout}
+        self._replaced = {
+            F.scaled_dot_product_attention: self._attention,
+            F.dropout: self._dropout,
+            F.rms_norm: self._rms_norm,
+        }
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -168,6 +172,13 @@ class GpuFunctions(TorchFunctionMode):
         return torch.ops.aten._scaled_dot_product_efficient_attention(
             q, k, v, bias, True, dropout_p, is_causal
         )[0]
+
+    @staticmethod
+    def _rms_norm(
+        x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None
+    ) -> Tensor:
+        """Save what the fused kernel saves: input, scale and a number per row, as LayerNorm does."""
+        return F.layer_norm(x, shape, weight)
 
     @staticmethod
     def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

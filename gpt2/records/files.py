@@ -17,6 +17,7 @@ from typing import Any
 from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS, TRANSFORMS
 from gpt2.config import Config
 from gpt2.mlp.options import ACTIVATIONS, MECHANISMS
+from gpt2.model_config import NORMS
 from gpt2.study.arguments import RunLookup
 from gpt2.study.resolve import configured_values
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting
@@ -93,7 +94,7 @@ def read_resolved_config(run: RunDir, build_dir: Path | None = None) -> Config:
 
 # Every registry of components that the identity of a run names.
 REGISTRIES: tuple[Registry[Any], ...] = (
-    *(PROJECTIONS, PATTERNS, POSITIONS, TRANSFORMS, TERMS, GATES, ACTIVATIONS, MECHANISMS),
+    *(PROJECTIONS, PATTERNS, POSITIONS, TRANSFORMS, TERMS, GATES, ACTIVATIONS, MECHANISMS, NORMS),
     *(OPTIMIZERS, ADAMWPRUNE_BASES, PRUNERS),
 )
 # Outside of the identity: what selects the rows, flags and texts that a run records, and what sets or

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpt2.attention.config import AttentionConfig
 from gpt2.attention.options import DenseOptions, FullOptions, LearnedOptions
 from gpt2.mlp.options import ActivationOptions, MlpConfig
-from gpt2.model_config import ModelConfig
+from gpt2.model_config import LayernormOptions, ModelConfig
 from gpt2.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 _MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 # Options classes of GPT-2, beside those of activations.
 _GPT2 = {ModelConfig, ModelShape, AttentionConfig, MlpConfig}
-_GPT2 |= {DenseOptions, FullOptions, LearnedOptions}
+_GPT2 |= {DenseOptions, FullOptions, LearnedOptions, LayernormOptions}
 # Defaults of transformers' GPT2Config for keys missing in config.json.
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 50257,

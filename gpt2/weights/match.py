@@ -52,6 +52,7 @@ def _hf_mismatches(model: ModelConfig, theirs: Mapping[str, Any]) -> list[str]:
         "ACTIVATION": activation.name if function in activation.hf_names else function,
         "ATTENTION_PROJECTION": "dense",
         "POSITIONS": "learned",
+        "NORM": "layernorm",
         "MLP_HIDDEN": str(theirs["n_inner"]),
     }
     fixed = [
@@ -85,6 +86,7 @@ def _settings(model: ModelConfig) -> dict[str, str]:
         "ACTIVATION": model.mlp.activation.name,
         "ATTENTION_PROJECTION": attention.projection.name,
         "POSITIONS": attention.positions.name,
+        "NORM": model.norm.name,
         "MLP_HIDDEN": "/".join(map(str, model.hidden_widths())),
     }
 

@@ -56,9 +56,14 @@ def kconfig_field(
     return dataclasses.field(metadata=metadata)
 
 
-def component_field(registry: Any) -> Any:
-    """Return a dataclass field for the options of the one part that ``registry`` selects."""
-    return dataclasses.field(metadata={"part": registry})
+def component_field(registry: Any, *, off: Any = dataclasses.MISSING) -> Any:
+    """Return a dataclass field for the options of the one part that ``registry`` selects.
+
+    ``off`` are the options that are not in the hash, and the default of the field.
+    """
+    if off is dataclasses.MISSING:
+        return dataclasses.field(metadata={"part": registry})
+    return dataclasses.field(default=off, metadata={"part": registry, "off": off})
 
 
 def kconfig_fields(cls: type) -> Iterator[dataclasses.Field]:

@@ -18,7 +18,7 @@ from gpt2.attention.config import (
     AttentionConfig,
 )
 from gpt2.mlp.options import ACTIVATIONS, MECHANISMS, ActivationOptions, MlpConfig
-from gpt2.model_config import ModelConfig
+from gpt2.model_config import NORMS, ModelConfig
 from gpt2.shape import ModelShape
 
 needs_triton = pytest.mark.skipif(
@@ -139,6 +139,7 @@ def make_model_config(
     positions: str = "learned",
     grad_checkpointing: bool = False,
     transforms: tuple[str, ...] = (),
+    norm: str = "layernorm",
     **overrides: Any,
 ) -> ModelConfig:
     """Build the configuration of a small GPT-2; ``overrides`` are fields of Shape and MlpConfig.
@@ -164,6 +165,5 @@ def make_model_config(
     mlp["activation"] = make_activation(mlp["activation"])
     shape = {name: overrides.get(name, value) for name, value in SHAPE.items()}
     built = tuple(options(MECHANISMS, name) for name in MECHANISMS if name in mechanisms)
-    return ModelConfig(
-        ModelShape(**shape), attention, MlpConfig(built, **mlp), grad_checkpointing, "auto"
-    )
+    parts_of_model = ModelShape(**shape), attention, MlpConfig(built, **mlp)
+    return ModelConfig(*parts_of_model, grad_checkpointing, "auto", NORMS.options(norm)())

@@ -40,11 +40,12 @@ EVERY: dict[str, dict[str, Any]] = {
             "latent": {"shared_expansion": True},
         }
     },
-    "dense": {"mechanisms": (CROSS, GATE)},
+    "dense": {"mechanisms": (CROSS, GATE), "norm": "rmsnorm"},
     "grouped": {
         "projection": "grouped",
         "gates": (RACT,),
         "parts": {RACT: {"mode": "max", "apply": "weights"}},
+        "norm": "rmsnorm",
         "bias": False,
     },
     "rope": {

@@ -139,6 +139,23 @@ def test_memory_of_gpt2(configure):
     assert 0 <= footprint.peak_bytes["optimizer"] - 8 * footprint.parameters < 1000
 
 
+def test_rmsnorm_stores_what_layernorm_does_on_a_gpu_and_more_on_a_cpu(configure):
+    """One activation of each norm more: a CPU has no fused kernel."""
+
+    def peaks(target):
+        names = ("NORM_LAYERNORM", "NORM_RMSNORM")
+        steps = [FakeTrainingStep(configure(BIAS=False, **{name: True})) for name in names]
+        return [step.needs(target, 2).peaks["backward, last block"].total() for step in steps]
+
+    shape = configure().model.shape
+    activation = 4 * 2 * shape.block_size * shape.n_embd
+    layernorm, rmsnorm = peaks(GPU)
+    assert rmsnorm == layernorm
+    layernorm, rmsnorm = peaks(None)
+    # Without that of the last norm, which is released by then.
+    assert rmsnorm - layernorm == pytest.approx(2 * shape.n_layer * activation, rel=0.1)
+
+
 def test_gpt2_124m_with_dropout(configure):
     """B 8, T 1024, bf16: plain products on a CPU save tensors that flash on a GPU does not."""
     config = configure(small=False)

@@ -88,6 +88,7 @@ OWN_CODE: dict[str, dict[str, SymbolValue]] = {
         "MLP_ATTN_GATE": True,
         "MLP_ATTN_GATE_POOLED": True,
         "BIAS": False,
+        "NORM_RMSNORM": True,
     },
     "nsa": {
         "ATTENTION_PATTERN_NSA": True,

@@ -116,6 +116,7 @@ def test_an_unknown_component_is_not_one_of_gpt2(configure):
     """Of a field for another kind of component, too."""
     model = configure().model
     assert unsupported_components(model) == []
+    assert unsupported_components(configure(NORM_RMSNORM=True).model) == ["rmsnorm"]
     attention = dataclasses.replace(model.attention, terms=(UnknownOptions(),))
     mlp = dataclasses.replace(model.mlp, activation=(UnknownOptions(),))
     for change in ({"attention": attention}, {"mlp": mlp}):

@@ -124,6 +124,7 @@ DIFFERENT: dict[str, tuple[Any, str, str]] = {
     "MLP_HIDDEN": (24, "MLP_HIDDEN: 24 ", "(128)"),
     "ACTIVATION_GELU_EXACT": (True, "ACTIVATION: gelu_exact ", "(gelu_new)"),
     "ATTENTION_PROJECTION_LATENT": (True, "ATTENTION_PROJECTION: latent ", "(dense)"),
+    "NORM_RMSNORM": (True, "NORM: rmsnorm ", "(layernorm)"),
 }
 
 

@@ -65,6 +65,7 @@ def test_padding_of_the_vocabulary_may_differ(configure, results, tmp_path):
         # Equal shapes: another function.
         ({}, {"N_HEAD": 2}, "N_HEAD"),
         ({}, LATENT, "ATTENTION_PROJECTION"),
+        ({}, {"NORM_RMSNORM": True}, "NORM"),
         (RA, {}, "RECIPROCAL"),
         (OWN_CODE["nsa"], SAME_PROJECTION, "ATTENTION_PATTERN"),
     ],
