@@ -24,7 +24,7 @@ O                    DIR            text       Folder of .config, data and resul
 SEED                 7              count      One seed, of runs or of what is drawn; several: SEEDS=
 SAMPLES              n              positive   Texts to generate
 RUNS                 PATTERN        text       Runs: patterns over the names of make plan, or paths
-RUN                  NAME           text       One run: its name in make plan, or its directory
+RUN                  NAME           text       A run: its name in make plan or folder; report: several
 CONTINUE             y              flag       Go on with runs half-trained on another number of GPUs
 GPUS                 n              text       GPUs of each run
 JOBS                 n              count      Concurrent runs, as -jN; 0: as many as fit
@@ -117,7 +117,7 @@ style            -                               -                     Check for
 Evaluate
 ls               gpt2.records.listing:ls         WHERE JSON            List all runs of all studies, or those WHERE=
 clean-runs       gpt2.records.listing:clean_runs  WHERE YES JSON      Remove the runs WHERE=, after a confirmation
-report           gpt2.records.commands:report    @plan LABEL_BY JSON   Write report.html, tables and the index of all studies
+report           gpt2.records.commands:report    @plan RUN LABEL_BY JSON  Write report.html, tables and the index of all studies
 verdicts         gpt2.records.commands:verdicts  @plan STRICT JSON     Which steps are better, worse or equivalent, over SEEDS=
 figures          gpt2.records.commands:figures   @plan RUNS JSON       Write the figures of the report (or of RUNS=) as files
 claims           gpt2.records.commands:check_claims  @plan CLAIMS OUT JSON  Check CLAIMS=; write LaTeX and Markdown if all hold

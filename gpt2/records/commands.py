@@ -3,6 +3,7 @@
 from argparse import Namespace
 from pathlib import Path
 
+from gpt2.records.named import report_named
 from gpt2.running import results
 from gpt2.study.arguments import asked_plan, asked_tables
 from gpt2.study.document import study_document_of
@@ -24,8 +25,11 @@ def report(options: Namespace) -> str:
     The table is the one that "make" prints at the end; nothing is trained. It also goes to stdout. The
     files contain all started runs of the study: --steps and --seeds select only what is printed. A run
     that differs from the baseline in more than the changes of its step is not compared; --label-by
-    torch,code shows such runs in separate rows.
+    torch,code shows such runs in separate rows. --run results/ratio/*-1a2b3c4d reports the runs of these
+    directories, of any configuration and code, as they recorded it: docs/results.md.
     """
+    if options.run:
+        return report_named(options)
     plan, whole, selected = asked_tables(options)
     labels = options.label_by.replace(",", " ").split()
     return results.report(plan, whole, selected=selected, json=options.json, label_by=labels)

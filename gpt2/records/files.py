@@ -223,7 +223,9 @@ def find_finished(
     return run
 
 
-def find_started(named: str, build_dir: Path, lookup: RunLookup) -> list[RunDir]:
+def find_started(
+    named: str, build_dir: Path, lookup: RunLookup, *, variable: str = "RUNS"
+) -> list[RunDir]:
     """Return all started runs that match the words of ``named``. Raises ConfigError."""
     words = [named] if Path(named).is_dir() else named.replace(",", " ").split()
     runs, patterns = [], []
@@ -238,7 +240,7 @@ def find_started(named: str, build_dir: Path, lookup: RunLookup) -> list[RunDir]
         ]
         if Path(word).is_dir() and not found:
             what = f"{word!r} is not a run directory"
-            raise ConfigError(Problem(what, "RUNS", _LIST_RUNS, code="run.not-found"))
+            raise ConfigError(Problem(what, variable, _LIST_RUNS, code="run.not-found"))
         runs += found
         patterns += [] if found else [word]
     if patterns:
@@ -247,5 +249,5 @@ def find_started(named: str, build_dir: Path, lookup: RunLookup) -> list[RunDir]
     started = [run for run in runs if run.path.is_dir()]
     if not started:
         what = f"no started run matches {named!r}"
-        raise ConfigError(Problem(what, "RUNS", _LIST_RUNS, code="run.not-found"))
+        raise ConfigError(Problem(what, variable, _LIST_RUNS, code="run.not-found"))
     return started

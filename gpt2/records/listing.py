@@ -37,7 +37,7 @@ from lib.runs.run_dir import RunDir, RunStatus, State
 from lib.units import first_of, format_size
 
 SCHEMA_VERSION = 1
-_NAME = re.compile(r"(?P<step>.+)-s(?P<seed>\d+)-(?P<hash>[0-9a-f]{8})")
+RUN_NAME = re.compile(r"(?P<step>.+)-s(?P<seed>\d+)-(?P<hash>[0-9a-f]{8})")
 # A longer name is cut before the seed in a table that must fit the terminal.
 _MAX_NAME_CHARS = 44
 _MAX_VALUES_SHOWN = 5
@@ -99,7 +99,7 @@ def listed_runs(folder: Path, where: str = "") -> RunList:
 def list_runs(folder: Path) -> list[Row]:
     """Return every run in the study folders of ``folder``, sorted by study, step and seed."""
     studies = (path for path in folder.iterdir() if path.is_dir()) if folder.exists() else ()
-    return read_runs(path for study in studies for path in study.iterdir() if _is_run(path))
+    return read_runs(path for study in studies for path in study.iterdir() if is_run(path))
 
 
 def read_runs(paths: Iterable[Path]) -> list[Row]:
@@ -112,9 +112,7 @@ def other_configurations(plan: Plan) -> TableSection | None:
     """Return the runs beside those of ``plan``, which are not compared; None if there are none."""
     planned = {run.path.name for run in plan.runs}
     beside = plan.folder.iterdir() if plan.folder.is_dir() else ()
-    paths = [
-        p for p in beside if p.name not in planned and _is_run(p) and not RunDir(p).is_replaced
-    ]
+    paths = [p for p in beside if p.name not in planned and is_run(p) and not RunDir(p).is_replaced]
     if not paths or not plan.runs:
         return None
     values = {run.variant.slug: run.config.values for run in reversed(plan.runs)}
@@ -137,16 +135,16 @@ def _comparable() -> frozenset[str]:
     return identity_symbols() - {"SEED"}
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     run = RunDir(path)
     recorded = run.resolved_config.exists() or run.status.exists()
-    named = recorded or _NAME.fullmatch(path.name) is not None
+    named = recorded or RUN_NAME.fullmatch(path.name) is not None
     return named and path.is_dir() and not path.name.startswith(".")
 
 
 def _row(record: RunRecord, tree: TreeDigests) -> Row:
     path, status = record.run.path, record.status
-    name = _NAME.fullmatch(path.name)
+    name = RUN_NAME.fullmatch(path.name)
     failure = status.message if status and record.state == State.FAILED.word else record.damage
     row: dict[str, Any] = {
         "run": f"{path.parent.name}/{path.name}",
@@ -354,7 +352,7 @@ def ls(options: Namespace) -> str:
     train_seconds, finished, commit, hash) or a symbol with = != < <= > >=. A run that
     cannot be read is a line with the cause. Exit code 2: invalid condition.
     """
-    listed = listed_runs(_results(options.build_dir), options.where)
+    listed = listed_runs(results_folder(options.build_dir), options.where)
     if options.json:
         return to_json(listed)
     return to_text(listed, options.where, every_column=console.is_verbose())
@@ -369,7 +367,7 @@ def clean_runs(options: Namespace) -> tuple[int, str]:
     confirmed.
     """
     where = require_value(options.where, "WHERE", 'make clean-runs WHERE="state=failed"')
-    folder = _results(options.build_dir)
+    folder = results_folder(options.build_dir)
     runs = select(list_runs(folder), where)
     sizes = {run["run"]: size_bytes(folder / run["run"]) for run in runs}
     for run in runs:
@@ -408,6 +406,6 @@ def remove_runs(runs: Sequence[Row], folder: Path) -> list[str]:
     return reasons
 
 
-def _results(build_dir: Path) -> Path:
+def results_folder(build_dir: Path) -> Path:
     """Return the folder of all studies. Runs can be listed without a configuration."""
     return build_dir / str(configured_values(ConfigWorkspace(ROOT, build_dir))["OUTPUT_DIR"])

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from gpt2.records.listing import other_configurations
 from gpt2.running.backend import Gpt2Backend
@@ -24,7 +25,6 @@ from lib.report.page import REPORT_FILE, write_report
 from lib.report.plots import study_series
 from lib.report.study import JudgedStudy, read_study
 from lib.report.text import Document, verdicts_exit_code
-from lib.runs.run_dir import RunDir
 
 
 @dataclass(frozen=True)
@@ -44,23 +44,26 @@ class StudyResults:
         log("INDEX", str(write_index(self.plan, self.document, judged_document)))
 
     def text(self, *, json: bool) -> str:
-        """Return the document as JSON, for a terminal, or as Markdown, with the files below the table."""
-        plan, document = self.plan, self.document
-        report = plan.folder / REPORT_FILE
+        """Return the document as JSON, or as text with the files below the table."""
         if json:
-            log("REPORT", str(report))
-            return to_json(document)
-        files = f"Report: {report}\n"
-        sample = RunDir(plan.runs[0].path).sample
-        if len(plan.runs) == 1 and sample.exists():
-            files += f"Sample: {sample}\n"
-        columns = terminal_columns(sys.stdout)
-        if columns is None or is_verbose():
-            return f"{to_markdown(document)}\n{files}"
-        text = to_terminal(document, columns)
-        if len(plan.runs) == 1:
-            text += "".join(training_text(series, columns) for series in study_series(self.study))
-        return f"{text}{files}V=1 shows p, the rule, remarks, and all columns and sections\n"
+            log("REPORT", str(self.plan.folder / REPORT_FILE))
+            return to_json(self.document)
+        return results_text(self.document, self.study, self.plan.folder)
+
+
+def results_text(document: Document, study: JudgedStudy, folder: Path) -> str:
+    """Return the table for a terminal, or as Markdown, and the files in ``folder`` below it."""
+    files = f"Report: {folder / REPORT_FILE}\n"
+    runs = [outcome.record.run for outcome in study.listed]
+    if len(runs) == 1 and runs[0].sample.exists():
+        files += f"Sample: {runs[0].sample}\n"
+    columns = terminal_columns(sys.stdout)
+    if columns is None or is_verbose():
+        return f"{to_markdown(document)}\n{files}"
+    text = to_terminal(document, columns)
+    if len(runs) == 1:
+        text += "".join(training_text(series, columns) for series in study_series(study))
+    return f"{text}{files}V=1 shows p, the rule, remarks, and all columns and sections\n"
 
 
 def write_results(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = True) -> StudyResults:

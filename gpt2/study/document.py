@@ -46,7 +46,7 @@ def study_document_of(plan: Plan, study: JudgedStudy) -> dict[str, Any]:
     return document | {
         "title": _TITLES.get(plan.study, f"Study {plan.study}"),
         "question": _question(plan),
-        "settings": [[n, str(s["value"]), f"{s['label']}, {s['where']}"] for n, s in settings],
+        "settings": setting_rows(settings),
         "commands": _commands(plan, results, settings),
         "left_out": [str(problem) for problem in plan.left_out],
         "notes": [*filter(None, [plan.note]), *document["notes"]],
@@ -98,6 +98,11 @@ def recorded_settings(record: RunRecord) -> list[tuple[str, Mapping[str, Any]]]:
         if isinstance(setting, Mapping) and setting.keys() >= {"value", "label", "where"}
         if setting["label"] != "plan" and name not in PRIVATE_SYMBOLS
     ]
+
+
+def setting_rows(settings: Sequence[tuple[str, Mapping[str, Any]]]) -> list[list[str]]:
+    """Return symbol, value and source of each setting."""
+    return [[n, str(s["value"]), f"{s['label']}, {s['where']}"] for n, s in settings]
 
 
 def _commands(

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
@@ -15,11 +16,15 @@ from lib.config.field import SymbolValue
 from lib.errors import ConfigError
 from lib.project import ROOT
 from lib.report.claims import check_claims, claims_exit_code
+from lib.runs.identity import configuration_digest
+from lib.runs.record import RunRecord
+from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.gpt2.study.large_study import this_origin
-from tests.lib.fabricated import MANIFEST, changed
+from tests.lib.fabricated import MANIFEST, changed, reseal
 from tests.lib.report.fabricated_study import write_planned
 from tests.options import options
+from tests.run_command import run_command
 
 
 @pytest.fixture
@@ -29,7 +34,7 @@ def planned(tmp_path) -> Callable[..., Plan]:
     def make(seeds: str = "1-3", steps: str = "", **settings: SymbolValue) -> Plan:
         settings = {"DEVICE_CPU": True, "RA_MLA_ABLATION_STEPS": "0,1,2", **settings}
         layers = defconfig_layers(ROOT, "gpt2-ratio-small")
-        write_build(tmp_path, {**settings, "VERDICT_AA": False}, *layers)
+        write_build(tmp_path, {"VERDICT_AA": False, **settings}, *layers)
         return make_plan(config_layers(tmp_path), tmp_path, seeds=seeds, steps=steps)
 
     return make
@@ -120,3 +125,49 @@ def test_the_seeds_of_a_folder_are_no_declared_look(planned, tmp_path):
         assert {run.seed for run in whole.runs} == {1, 2, 3} and not selected
         results.report(plan, whole, selected=selected)
         assert (whole.folder / "verdicts.json").exists() == seeds
+
+
+def test_named_runs_are_reported_under_the_configuration_that_they_recorded(planned, tmp_path):
+    former = planned(VERDICT_AA=True, VERDICT_BAND="0.01")
+    train(former, -0.3)
+    judged(former)
+    verdicts = json.loads(texts(former)["verdicts.json"])["verdicts"]
+    # As another version recorded it, with a setting that this one does not have.
+    declarations = (former.folder / "declarations.jsonl").read_text()
+    for run in former.runs:
+        directory, digest = RunDir(run.path), configuration_digest(run.config.identity())
+        record = json.loads(directory.resolved_config.read_text())
+        record["identity"]["model"]["gone"] = record["symbols"]["COMPILE_BLOCKS"] = True
+        directory.resolved_config.write_text(json.dumps(record))
+        reseal(directory)
+        declarations = declarations.replace(digest, configuration_digest(record["identity"]))
+    (former.folder / "declarations.jsonl").write_text(declarations)
+    now = planned(MAX_ITERS=500)
+    train(now, 0.3)
+    before = {path: path.read_bytes() for path in former.folder.rglob("*") if path.is_file()}
+    command = ("report", "-O", str(tmp_path), "--run")
+    # A part of the former study has the words of the whole.
+    paths = [str(run.path) for run in (*former.runs, *now.runs) if run.variant.number != 2]
+    code, out, err = run_command(*command, ",".join(paths), "--json")
+    assert code == 0, err
+    one, *others = json.loads(out)["studies"]
+    kept = [
+        v for v in verdicts if "vs baseline" in v["name"] and v["step"] == one["rows"][1]["slug"]
+    ]
+    assert (
+        one["verdicts"] == kept and kept[0]["verdict"] == "BETTER" and one["rule"]["band"] == 0.01
+    )
+    assert [row["control"] for row in one["rows"]] == [None, None, "a/a"]
+    assert {row["state"] for row in one["rows"]} == {"done"}
+    # Those of a study that was not judged have their numbers and no word, each alone.
+    assert [len(each["rows"]) for each in others] == [1] * 2
+    losses = [RunRecord(RunDir(run.path)).final.val_loss for run in now.runs[::3]]
+    assert others[0]["rows"][0]["val_loss"] == pytest.approx(fmean(losses))
+    assert not any(each["verdicts"] for each in others)
+    # The report is elsewhere and leads to the runs.
+    assert before == {p: p.read_bytes() for p in former.folder.rglob("*") if p.is_file()}
+    (page,) = (tmp_path / "results/named").glob(f"*{former.runs[0].config.hash8}/report.html")
+    assert (page.parent / one["runs"][0]["folder"] / "logs.txt").is_file()
+    assert one["runs"][0]["folder"] in page.read_text()
+    code, _, err = run_command(*command, str(tmp_path / "results"))
+    assert code == 2 and err.count("[run.not-found]") == 1 and "RUN: " in err, err
