@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from gpt2.bench.timing import Build, Case, Step
 from gpt2.config import Config
 from gpt2.mlp.activations import FUNCTIONS
+from gpt2.mlp.options import ActivationOptions
 from gpt2.model import GPT
 from gpt2.shape import ModelShape
 from gpt2.training.loop import step_on_tokens
@@ -32,14 +33,14 @@ _LEARNING_RATE = 1e-4
 class PlainGPT(nn.Module):
     """GPT-2 of torch's modules, as a plain training script would write it."""
 
-    def __init__(self, shape: ModelShape, activation: Callable[[Tensor], Tensor] = F.gelu) -> None:
+    def __init__(self, shape: ModelShape, activation: ActivationOptions) -> None:
         super().__init__()
         width, self.heads, self.dropout = shape.n_embd, shape.n_head, shape.dropout
-        self.activation = activation
+        self.activation = FUNCTIONS[type(activation)]
         self.wte = nn.Embedding(shape.padded_vocab_size, width)
         self.wpe = nn.Embedding(shape.block_size, width)
         parts = {"attn": (width, 3 * width), "proj": (width, width)}
-        parts |= {"up": (width, 4 * width), "down": (4 * width, width)}
+        parts |= {"up": (width, activation.fc_outputs * 4 * width), "down": (4 * width, width)}
         self.blocks = nn.ModuleList(
             nn.ModuleDict(
                 {name: nn.Linear(*size) for name, size in parts.items()}
@@ -134,7 +135,7 @@ def trainer_step(config: Config, device: torch.device) -> Step:
 
 
 def nanogpt_step(config: Config, device: torch.device) -> Step:
-    model = PlainGPT(config.model.shape, FUNCTIONS[type(config.model.mlp.activation)])
+    model = PlainGPT(config.model.shape, config.model.mlp.activation)
     return plain_step(config, model, lambda model, tokens: model(tokens), True, device)
 
 

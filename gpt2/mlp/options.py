@@ -69,6 +69,22 @@ class GeluExactOptions(ActivationOptions):
     hf_names: ClassVar[tuple[str, ...]] = ("gelu",)
 
 
+@dataclass(frozen=True)
+class Relu2Options(ActivationOptions):
+    """Squared ReLU, max(x, 0)² (So et al. 2021, arXiv 2109.08668)."""
+
+    name: ClassVar[str] = "relu2"
+    hf_names: ClassVar[tuple[str, ...]] = ("relu2",)
+
+
+@dataclass(frozen=True)
+class SwigluOptions(ActivationOptions):
+    """SwiGLU (Shazeer 2020, arXiv 2002.05202): the first M outputs of c_fc gate the last M."""
+
+    name: ClassVar[str] = "swiglu"
+    fc_outputs: ClassVar[int] = 2
+
+
 class MlpMechanismOptions(PartOptions):
     """Options of a mechanism on the hidden layer; the weights of its cost are in proportion to
     ``width``, its free dimension, if it has one.
@@ -203,7 +219,12 @@ class MlpAttnGateOptions(MlpMechanismOptions):
 
 
 ACTIVATIONS: Registry[ActivationOptions] = Registry(
-    "activation", GeluTanhOptions, GeluExactOptions, choice="ACTIVATION"
+    "activation",
+    GeluTanhOptions,
+    GeluExactOptions,
+    Relu2Options,
+    SwigluOptions,
+    choice="ACTIVATION",
 )
 # In the order in which the MLP applies them.
 MECHANISMS: Registry[MlpMechanismOptions] = Registry(

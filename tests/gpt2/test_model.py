@@ -40,7 +40,7 @@ EVERY: dict[str, dict[str, Any]] = {
             "latent": {"shared_expansion": True},
         }
     },
-    "dense": {"mechanisms": (CROSS, GATE), "norm": "rmsnorm"},
+    "dense": {"mechanisms": (CROSS, GATE), "norm": "rmsnorm", "activation": "swiglu"},
     "grouped": {
         "projection": "grouped",
         "gates": (RACT,),

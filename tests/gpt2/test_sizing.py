@@ -81,13 +81,25 @@ def test_every_block_has_its_ratio(step, n_embd):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("n_embd", HEADS)
-@pytest.mark.parametrize("step", [*STEPS, "rope"])
+@pytest.mark.parametrize("step", [*STEPS, "rope", "swiglu"])
 def test_every_step_has_the_parameters_of_gpt2(step, n_embd, bias):
-    change = {"positions": "rope"} if step == "rope" else STEPS[step]
+    others = {"rope": {"positions": "rope"}, "swiglu": {"activation": "swiglu"}}
+    change = (STEPS | others)[step]
     config = at_width(n_embd, **change | {"sizing": "params", "bias": bias}).sized()
 
-    assert config.num_params() == pytest.approx(at_width(n_embd, bias=bias).num_params(), rel=0.005)
+    # Half of eight units, of which each has a half more weights in SwiGLU.
+    expected, rel = at_width(n_embd, bias=bias).num_params(), 0.0075 if step == "swiglu" else 0.005
+    assert config.num_params() == pytest.approx(expected, rel=rel)
     config.mlp.check_params(config.shape, config.num_params())
+
+
+def test_a_unit_of_swiglu_has_three_rows_in_place_of_two():
+    given = {"activation": "swiglu", "hidden": 2048}
+    gated, plain = (at_width(768, **each, bias=False) for each in (given, {}))
+    assert gated.num_params() == plain.num_params()
+    assert gated.flops_per_token() == plain.flops_per_token()
+    golden = at_width(768, activation="swiglu", **GOLDEN)
+    assert widths(golden, 0) == {"M": 2560} and widths(at_width(768, **GOLDEN), 0) == {"M": 3840}
 
 
 def test_a_number_of_parameters_selects_the_width():

@@ -42,7 +42,7 @@ def test_every_side_is_the_same_gpt2_and_trains_all_micro_batches(tmp_path):
     config = make_plan(config_layers(tmp_path), tmp_path).base
     shape = config.model.shape
     tokens_BT = torch.randint(shape.vocab_size, (2, shape.block_size + 1))
-    plain, other = step.PlainGPT(shape), step.transformers_gpt(shape)
+    plain, other = step.PlainGPT(shape, config.model.mlp.activation), step.transformers_gpt(shape)
     for model, loss in (
         (plain, plain(tokens_BT)),
         (other, step.transformers_loss(other, tokens_BT)),

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from gpt2.attention.state import AttentionOutputs
+from gpt2.mlp.activations import FUNCTIONS
 from gpt2.mlp.gate import _running_mean
 from gpt2.mlp.mlp import Mlp, reference_mlp
 from gpt2.mlp.options import ACTIVATIONS
-from tests.gpt2.builders import make_model_config
+from tests.gpt2.builders import make_activation, make_model_config
 
 BATCH, TOKENS = 2, 6
 CROSS, LATENT, GATE = "mlp_cross_token", "mlp_latent", "mlp_attn_gate"
@@ -90,6 +91,19 @@ def test_values_and_gradients_equal_the_formula(case, activation, block):
         torch.testing.assert_close(mine, its, rtol=1e-12, atol=1e-12)
     for mine, its in zip(gradients(fast, wanted), gradients(slow, wanted), strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-11, atol=1e-11)
+
+
+def test_the_gate_of_swiglu_scales_the_value_and_relu2_is_quadratic():
+    swiglu, relu2 = (FUNCTIONS[type(make_activation(name))] for name in ("swiglu", "relu2"))
+    gate, value = torch.randn(2, 5, 7).double()
+    gated = swiglu(torch.cat([gate, value], -1))
+    assert gated.shape == value.shape
+    torch.testing.assert_close(swiglu(torch.cat([gate, 3 * value], -1)), 3 * gated)
+    assert not swiglu(torch.cat([0 * gate, value], -1)).any()
+    # A large gate passes: SiLU is the identity.
+    torch.testing.assert_close(swiglu(torch.cat([0 * gate + 60, value], -1)), 60 * value)
+    assert torch.equal(relu2(value) == 0, value < 0)
+    torch.testing.assert_close(relu2(3 * value), 9 * relu2(value))
 
 
 def test_only_cross_token_requests_attention_weights():

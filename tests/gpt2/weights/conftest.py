@@ -89,6 +89,7 @@ OWN_CODE: dict[str, dict[str, SymbolValue]] = {
         "MLP_ATTN_GATE_POOLED": True,
         "BIAS": False,
         "NORM_RMSNORM": True,
+        "ACTIVATION_SWIGLU": True,
     },
     "nsa": {
         "ATTENTION_PATTERN_NSA": True,
