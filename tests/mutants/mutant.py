@@ -1,155 +1,94 @@
-"""A fault planted in the product's code, and the findings of ``make check`` that must catch it."""
+"""Faults planted in the product's code, and the findings of ``make check`` that must catch them.
 
+A fault is a table of a TOML file of this folder: its ``file`` has the text ``old``, or each text of a
+list, exactly once, and the fault has ``new`` in its place. ``caught_by`` has each check that must
+fail, with the property of one of its findings, and regular expressions for names and numbers in it.
+"""
+
+import ast
 import importlib
 import inspect
-import textwrap
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
 
-from gpt2.study.study_file import STUDIES
+from gpt2.study.study_file import STUDIES, read_study
 from lib.config.field import SymbolValue
-
-Plant = Callable[[pytest.MonkeyPatch], None]
-# A property of a finding, with regular expressions for names and numbers in the finding.
-Expected = str | tuple[str, ...]
-RATIO = "gpt2-ratio-ablation"
-MECHANISMS = "gpt2-mechanisms"
+from lib.project import ROOT
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault, and the checks that must fail.
-
-    ``caught_by`` maps each check that must fail to one of its findings.
-    """
+    """One fault, and the checks that must fail."""
 
     name: str
-    step: str
-    caught_by: Mapping[str, Expected]
-    plant: Plant
-    defconfig: str = RATIO
+    caught_by: Mapping[str, list[str]]
+    file: str
+    old: str | list[str]
+    new: str | list[str]
+    step: str = "baseline"
+    defconfig: str = "gpt2-ratio-ablation"
     # Symbols on top of the defconfig.
     settings: Mapping[str, SymbolValue] = field(default_factory=dict)
-    # Steps to compare with, besides the parent.
-    beside: tuple[str, ...] = ()
     # Part of every test run, not only of the long one.
     quick: bool = False
 
+    def plant(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
+        """Replace the code of the functions, or the study, in which ``old`` stands."""
+        text = ROOT.joinpath(self.file).read_text(encoding="utf-8")
+        places, wrong = [], text
+        for old, new in zip(*map(_listed, (self.old, self.new)), strict=True):
+            assert text.count(old) == 1, f"{self.file} has {text.count(old)} times {old!r}"
+            places.append(text[: text.index(old)].count("\n") + 1 + old.startswith("\n"))
+            wrong = wrong.replace(old, new)
+        if self.file.endswith(".toml"):
+            study = folder / Path(self.file).name
+            study.write_text(wrong, encoding="utf-8")
+            patch.setitem(STUDIES, study.stem, read_study(study))
+            return
+        module = importlib.import_module(self.file.removesuffix(".py").replace("/", "."))
+        planted = compile(wrong, str(ROOT / self.file), "exec")
+        for line in places:
+            function, code = module, planted
+            for name in _names(ast.parse(text), line):
+                function, code = vars(function)[name], _inner(code, name)
+            patch.setattr(_plain(function), "__code__", code)
+
 
 def planted_faults() -> list[Mutant]:
-    """Return the faults of all areas: of every other module of this folder."""
-    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
-    areas = [
-        name
-        for name in names
-        if name not in ("mutant", "interpreted") and not name.startswith(("test_", "_"))
-    ]
-    modules = [importlib.import_module(f"tests.mutants.{name}") for name in areas]
-    return [mutant for module in modules for mutant in module.MUTANTS]
+    """Return the faults of all files of this folder."""
+    files = sorted(Path(__file__).parent.glob("*.toml"))
+    tables = [tomllib.loads(file.read_text(encoding="utf-8")) for file in files]
+    return [Mutant(name, **fault) for table in tables for name, fault in table.items()]
 
 
-# The logits differ from the reference formulas.
-LOGITS: Expected = ("reference-formulas", "^logits")
+def _listed(text: str | list[str]) -> list[str]:
+    return [text] if isinstance(text, str) else text
 
 
-def same_as(slug: str) -> Expected:
-    """Return the finding that a step computes and learns the same function as ``slug``."""
-    return "distinct-function", rf"than {slug};"
+def _names(module: ast.Module, line: int) -> list[str]:
+    """Return the names of the classes around a line, and of the outermost function."""
+    names: list[str] = []
+    node: Any = module
+    while not isinstance(node, ast.FunctionDef):
+        named = [n for n in node.body if isinstance(n, ast.ClassDef | ast.FunctionDef)]
+        (node,) = (n for n in named if n.lineno <= line <= (n.end_lineno or 0))
+        names.append(node.name)
+    return names
 
 
-def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Plant:
-    """Return a plant that replaces an attribute of ``owner`` by ``make(attribute)``."""
-
-    def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(owner, name, make(getattr(owner, name)))
-
-    return plant
+def _inner(code: CodeType, name: str) -> CodeType:
+    (found,) = (c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == name)
+    return found
 
 
-def entry(table: dict[Any, Any], key: Any, value: Any) -> Plant:
-    """Return a plant that replaces an entry of a table."""
-    return lambda patch: patch.setitem(table, key, value)
-
-
-def then(owner: Any, name: str, change: Callable[..., Any]) -> Plant:
-    """Return a plant that passes results of a function through ``change(result, *arguments)``."""
-
-    def make(right: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given, **named: change(right(*given, **named), *given)
-
-    return replaced(owner, name, make)
-
-
-def nothing(owner: Any, *names: str) -> Plant:
-    """Return a plant that disables methods."""
-    return together(
-        *(replaced(owner, name, lambda _: lambda *given, **named: None) for name in names)
-    )
-
-
-def together(*plants: Plant) -> Plant:
-    """Return a plant of several plants."""
-
-    def plant(patch: pytest.MonkeyPatch) -> None:
-        for one in plants:
-            one(patch)
-
-    return plant
-
-
-def after_init(owner: Any, change: Callable[..., Any]) -> Plant:
-    """Return a plant that calls ``change(self)`` after the constructor."""
-
-    def make(right: Callable[..., None]) -> Callable[..., None]:
-        def init(self: Any, *given: Any, **named: Any) -> None:
-            right(self, *given, **named)
-            change(self)
-
-        return init
-
-    return replaced(owner, "__init__", make)
-
-
-def step_sets(study: str, slug: str, changes: Mapping[str, SymbolValue], **parts: Any) -> Plant:
-    """Return a plant that replaces the changes of a step, and other parts by name."""
-    return _step_with(study, slug, set=changes, **parts)
-
-
-def step_also_sets(study: str, slug: str, changes: Mapping[str, SymbolValue]) -> Plant:
-    """Return a plant that adds to the changes of a step."""
-    (step,) = STUDIES[study].select(slug)
-    return step_sets(study, slug, {**step.set, **changes})
-
-
-def step_inherits(study: str, slug: str, parent: str) -> Plant:
-    """Return a plant that replaces the parent of a step."""
-    return _step_with(study, slug, parent=parent)
-
-
-def _step_with(study: str, slug: str, **parts: Any) -> Plant:
-    right = STUDIES[study]
-    steps = tuple(replace(s, **parts) if s.slug == slug else s for s in right.steps)
-    return lambda patch: patch.setitem(STUDIES, study, replace(right, steps=steps))
-
-
-def edited(owner: Any, name: str, old: str, new: str) -> Plant:
-    """Return a plant that replaces ``old`` by ``new`` in the source of a function.
-
-    A function that calls ``super()`` cannot be edited.
-    """
-
-    def make(right: Callable[..., Any]) -> Callable[..., Any]:
-        function = inspect.unwrap(right)
-        source = textwrap.dedent(inspect.getsource(function))
-        assert old in source, f"{name} does not contain {old!r}"
-        scope: dict[str, Any] = {}
-        code = compile(source.replace(old, new), inspect.getfile(function), "exec")
-        exec(code, function.__globals__, scope)
-        planted: Callable[..., Any] = scope[function.__name__]
-        return planted
-
-    return replaced(owner, name, make)
+def _plain(function: Any) -> Any:
+    """Return the function of a property, a static method or behind decorators."""
+    for wrapper in ("fget", "__func__"):
+        function = getattr(function, wrapper, function)
+    return inspect.unwrap(function)

@@ -1,4 +1,10 @@
-"""``make check`` fails on every planted fault, and names the step and the check."""
+"""``make check`` fails on every planted fault, and names the step and the check.
+
+    TRITON_INTERPRET=1 python -m tests.mutants.test_mutants NAME FOLDER
+
+prints the step of check.json and the report for one fault, from a process of its own: triton reads the
+variable that enables its interpreter when it is imported.
+"""
 
 import json
 import os
@@ -6,7 +12,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,57 +27,50 @@ from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.project import ROOT
 from tests.check_cases import run_in_process
-from tests.mutants.data import TEXT
-from tests.mutants.mutant import Expected, Mutant, planted_faults
+from tests.mutants.mutant import planted_faults
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 
-MUTANTS = planted_faults()
+FAULTS = {mutant.name: mutant for mutant in planted_faults()}
+TEXT = {"DATASET_CUSTOM": True, "CUSTOM_PATH": "text", "CUSTOM_FORMAT_BIN": True}
 
 
 @pytest.fixture(scope="module")
-def build_dir(tmp_path_factory) -> Path:
+def build_dir(tmp_path_factory):
     """Return a build folder with a text, prepared as byte tokens."""
     folder = tmp_path_factory.mktemp("build")
     (folder / "text").mkdir()
     for first, side in enumerate(("train", "val")):
         tokens = (np.arange(20_000, dtype="<u2") + first) % 251
         tokens.tofile(folder / "text" / f"{side}.bin")
-    settings = {**TEXT, "TOKENIZER_BYTE": True}
-    prepare_dataset(
-        resolve_config(KconfigTree(), [ConfigLayer.of("text", "a test", settings)]).data, folder
-    )
+    layer = ConfigLayer.of("text", "a test", {**TEXT, "TOKENIZER_BYTE": True})
+    prepare_dataset(resolve_config(KconfigTree(), [layer]).data, folder)
     return folder
 
 
-def check(mutant: Mutant, build_dir: Path) -> tuple[dict[str, Any], str]:
+def check(mutant, build_dir):
     """Return the mutant's step in check.json, and the printed report."""
-    layers = [
-        *defconfig_layers(ROOT, mutant.defconfig),
-        ConfigLayer.of("mutant", "a test", mutant.settings),
-    ]
-    cases = plan_cases(layers)
+    settings = ConfigLayer.of("mutant", "a test", mutant.settings)
+    cases = plan_cases([*defconfig_layers(ROOT, mutant.defconfig), settings])
     (case,) = [case for case in cases.every if case.slug == mutant.step]
-    near = (case.parent, *mutant.beside)
-    others = {other.slug: other for other in cases.every if other.slug in near}
+    parents = {other.slug: other for other in cases.every if other.slug == case.parent}
     checks = [CHECKS[name] for name in mutant.caught_by]
-    found = [run_in_process(case, checks, others, build_dir)]
+    found = [run_in_process(case, checks, parents, build_dir)]
     report = CheckReport(CheckPlan(cases.study, cases.every, [case]), checks, found)
     (step,) = report.to_json()["steps"]
     return step, console.shown(report.to_text(), colour=False)
 
 
-def _check_interpreted(mutant: Mutant, build_dir: Path) -> tuple[dict[str, Any], str]:
-    command = [sys.executable, "-m", "tests.mutants.interpreted", mutant.name, str(build_dir)]
+def check_interpreted(mutant, build_dir):
+    command = [sys.executable, "-m", "tests.mutants.test_mutants", mutant.name, str(build_dir)]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, check=True)
-    step, text = json.loads(done.stdout.splitlines()[-1])
-    return step, text
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def matches(finding: dict[str, str], expected: Expected) -> bool:
+def matches(finding, expected):
     """Return whether a finding has the expected property, names and numbers."""
-    name, *patterns = (expected,) if isinstance(expected, str) else expected
+    name, *patterns = expected
     text = f"{finding['expected']}; {finding['found']}"
     return finding["property"] == name and all(re.search(pattern, text) for pattern in patterns)
 
@@ -80,15 +78,15 @@ def matches(finding: dict[str, str], expected: Expected) -> bool:
 @pytest.mark.parametrize(
     "mutant",
     [
-        pytest.param(mutant, id=mutant.name, marks=() if mutant.quick else pytest.mark.long)
-        for mutant in MUTANTS
+        pytest.param(mutant, id=name, marks=() if mutant.quick else pytest.mark.long)
+        for name, mutant in FAULTS.items()
     ],
 )
-def test_a_mutant_is_caught(mutant, monkeypatch, build_dir):
+def test_a_fault_is_caught(mutant, monkeypatch, build_dir, tmp_path):
     if "device" in mutant.caught_by:
-        step, text = _check_interpreted(mutant, build_dir)
+        step, text = check_interpreted(mutant, build_dir)
     else:
-        mutant.plant(monkeypatch)
+        mutant.plant(monkeypatch, tmp_path)
         step, text = check(mutant, build_dir)
     for name, expected in mutant.caught_by.items():
         result = step["results"][name]
@@ -105,16 +103,47 @@ def test_a_mutant_is_caught(mutant, monkeypatch, build_dir):
     assert text.endswith(f"0 passed, {len(mutant.caught_by)} failed\n")
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
-def test_a_mutant_patches_attributes_that_exist(mutant, monkeypatch):
-    """Catch a rename at once: most faults are only planted by the long tests."""
-    mutant.plant(monkeypatch)
+@pytest.mark.parametrize("mutant", FAULTS.values(), ids=FAULTS)
+def test_a_fault_can_be_planted(mutant, monkeypatch, tmp_path):
+    """A change of the product shows at once: most faults are only checked by the long tests."""
+    mutant.plant(monkeypatch, tmp_path)
 
 
-def test_names_of_mutants_are_unique():
-    assert len(MUTANTS) >= 40
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+def test_every_check_has_a_quick_fault():
+    assert {name for mutant in FAULTS.values() if mutant.quick for name in mutant.caught_by} == set(
+        CHECKS
+    )
 
 
-def test_every_check_has_a_quick_mutant():
-    assert {name for mutant in MUTANTS if mutant.quick for name in mutant.caught_by} == set(CHECKS)
+@pytest.fixture(scope="module")
+def claims():
+    """Return check, claim and faults of docs/check.md; an empty first cell repeats the check."""
+    document = (ROOT / "docs/check.md").read_text(encoding="utf-8")
+    table = document.split("| check | claim | planted faults |\n|---|---|---|\n")[1]
+    rows = []
+    for line in table.split("\n\n")[0].splitlines():
+        check, claim, faults = (cell.strip() for cell in line.strip("|").split(" | "))
+        rows.append((check or rows[-1][0], claim, faults.split("; ")))
+    return rows
+
+
+def test_every_check_claims_what_planted_faults_show(claims):
+    assert list(dict.fromkeys(check for check, *_ in claims)) == list(CHECKS)
+    assert len({claim for _, claim, _ in claims}) == len(claims)
+    claimed = set()
+    for check, claim, names in claims:
+        for name in names:
+            assert name in FAULTS and check in FAULTS[name].caught_by, f"{check}: {claim}: {name}"
+            claimed |= {(c, expected[0]) for c, expected in FAULTS[name].caught_by.items()}
+    violated = {
+        (c, expected[0]) for fault in FAULTS.values() for c, expected in fault.caught_by.items()
+    }
+    # Names with a dot are codes of errors.
+    assert not {pair for pair in violated if "." not in pair[1]} - claimed
+
+
+if __name__ == "__main__":
+    chosen, folder = FAULTS[sys.argv[1]], Path(sys.argv[2])
+    with pytest.MonkeyPatch.context() as patch:
+        chosen.plant(patch, folder)
+        print(json.dumps(check(chosen, folder)))
