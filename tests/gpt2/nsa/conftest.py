@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from gpt2.nsa import block_major, branches, gather, query_major
+from gpt2.nsa import block_major, branches, gather, query_major, select
 from tests.gpt2.attention.conftest import build, gate, one_thread, thin_chunks
 from tests.gpt2.nsa.sizes import BACKENDS, options
 
@@ -32,3 +32,4 @@ def thin_rows(monkeypatch):
     monkeypatch.setattr(block_major, "QUERIES_PER_TILE", 16)
     monkeypatch.setattr(block_major, "QUERIES_PER_VISIT", 5)
     monkeypatch.setattr(gather, "CHUNK_ELEMENTS", 500)
+    monkeypatch.setattr(select, "CHUNK_ELEMENTS", 100)

@@ -29,30 +29,39 @@ PAPER = {"compress": 32, "stride": 16, "select": 64, "count": 16, "window": 512}
 SUBSETS = [c for k in (1, 2, 3) for c in itertools.combinations(NAMES, k)]
 
 
-def forms():
-    """Yield enabled branches, selection method and key sharing."""
-    for branches in SUBSETS:
-        kinds = ("score", "random") if "selected" in branches else ("score",)
-        yield from itertools.product([branches], kinds, [False, True])
-
-
-every_form = pytest.mark.parametrize(
-    ("branches", "kind", "shared"),
-    list(forms()),
-    ids=lambda given: "+".join(given) if isinstance(given, tuple) else str(given),
-)
-
-
 POSITIONS = [LearnedOptions(), RopeOptions(base=50.0)]
+
+
+def turns(name, values):
+    """Give each value one of the backends in turn."""
+    pairs = [([*BACKENDS][i % len(BACKENDS)], value) for i, value in enumerate(values)]
+    return pytest.mark.parametrize(("nsa", name), pairs, indirect=["nsa"])
 
 
 def options(**given):
     return NsaOptions(**{**SIZES, **FORM, **given})
 
 
-def pattern_of(branches, kind, shared, **given):
-    built = {f"branch_{name}": name in branches for name in NAMES}
-    return options(**built, select_by=kind, shared_kv=shared, **given)
+def pattern_of(branches, **given):
+    return options(**{f"branch_{name}": name in branches for name in NAMES}, **given)
+
+
+def forms():
+    """Yield pattern and positions of all branches and selections, with keys of their own and without.
+
+    Every branch meets both kinds of positions, of compression and of gates.
+    """
+    for branches in SUBSETS:
+        kinds = ("score", "random") if "selected" in branches else ("score",)
+        for kind, shared in itertools.product(kinds, (False, True)):
+            turned = (kind == "random") ^ (len(branches) == 2)
+            phi, gate = ("mlp", "mean")[shared ^ turned], ("sigmoid", "softmax")[turned]
+            given = {"select_by": kind, "shared_kv": shared, "phi": phi, "gate": gate}
+            label = "+".join((*branches, kind, *["shared"] * shared))
+            yield pytest.param(pattern_of(branches, **given), POSITIONS[shared ^ turned], id=label)
+
+
+every_form = pytest.mark.parametrize(("pattern", "positions"), list(forms()))
 
 
 def drawn(*shape, seed=0):

@@ -11,7 +11,7 @@ from gpt2.nsa.cache import NsaCache
 from gpt2.nsa.module import compress_blocks
 from gpt2.nsa.options import BRANCHES
 from gpt2.nsa.reference import selected_blocks
-from tests.gpt2.nsa.sizes import PAIR, POSITIONS, drawn, every_form, options, pattern_of, seen
+from tests.gpt2.nsa.sizes import PAIR, POSITIONS, drawn, every_form, options, seen, turns
 
 LENGTH, ROPE = 34, POSITIONS[1]
 # One token, l = 4, l + d = 6 = l' and w + 1; the last ends in the middle of a block.
@@ -51,65 +51,37 @@ def means(given):
     return lambda raw: tuple(compress_blocks(x, given, None) for x in raw["compressed"])
 
 
-@pytest.fixture
-def reads(monkeypatch):
-    """Return the list of the keys that single tokens read, branch by branch."""
-    counts, right = [], NsaCache._weigh
-
-    def weigh(self, q, k):
-        counts.append(k.shape[2])
-        return right(self, q, k)
-
-    monkeypatch.setattr(NsaCache, "_weigh", weigh)
-    return counts
+@turns("prompt", PROMPTS)
+def test_decoding_equals_the_forward_pass(build, nsa, prompt):
+    """Decode a prompt, then single tokens, then two tokens at once."""
+    sizes = {"n_head": 6, "n_embd": 24}
+    pattern = nsa(shared_kv=prompt % 2 == 0)
+    case = build(LENGTH, projection=PAIR, pattern=pattern, positions=ROPE, **sizes)
+    found, _ = decoded(case, [prompt, *[1] * (LENGTH - prompt - 2), 2])
+    torch.testing.assert_close(found, case()[0], atol=1e-10, rtol=1e-10)
 
 
-class TestDecoding:
-    """Decoding token by token, after a prompt of any length."""
-
-    @pytest.mark.parametrize("prompt", PROMPTS)
-    def test_equals_the_forward_pass(self, build, nsa, prompt):
-        """Decode a prompt, then single tokens, then two tokens at once."""
-        sizes = {"n_head": 6, "n_embd": 24}
-        pattern = nsa(shared_kv=prompt % 2 == 0)
-        case = build(LENGTH, projection=PAIR, pattern=pattern, positions=ROPE, **sizes)
-        found, _ = decoded(case, [prompt, *[1] * (LENGTH - prompt - 2), 2])
-        torch.testing.assert_close(found, case()[0], atol=1e-10, rtol=1e-10)
-
-    @every_form
-    def test_of_every_form(self, build, branches, kind, shared):
-        """Four of up to six blocks are selected, so that ranking matters."""
-        # Every branch meets both kinds of positions, with shared keys and without.
-        positions = POSITIONS[shared ^ (kind == "random") ^ (len(branches) == 2)]
-        pattern = pattern_of(branches, kind, shared)
-        case = build(LENGTH, projection=PAIR, pattern=pattern, positions=positions)
-        found, _ = decoded(case, [7] + [1] * (LENGTH - 9) + [2])
-        torch.testing.assert_close(found, case()[0], atol=1e-11, rtol=1e-11)
-
-    @pytest.mark.parametrize("shared", [True, False])
-    def test_what_is_kept_does_not_depend_on_the_calls(self, build, shared):
-        case = build(20, projection=PAIR, pattern=options(shared_kv=shared), positions=ROPE)
-        _, stepwise = decoded(case, [1] * 20)
-        lengths = {"selected": 20, "compressed": 9, "raw": 3} | ({} if shared else {"window": 4})
-        assert {name: x.shape[2] for name, x in stepwise.kept.items()} == {
-            f"{x}_{name}": length for x in "kv" for name, length in lengths.items()
-        }
-        for prompt in (*PROMPTS, 20):
-            _, other = decoded(case, [prompt, *[1] * (20 - prompt)])
-            assert other.kept.keys() == stepwise.kept.keys()
-            for name, kept in stepwise.kept.items():
-                torch.testing.assert_close(other.kept[name], kept, atol=1e-12, rtol=1e-12)
+@every_form
+def test_decoding_of_every_form(build, pattern, positions):
+    """Four of up to six blocks are selected, so that ranking matters."""
+    case = build(LENGTH, projection=PAIR, pattern=pattern, positions=positions)
+    found, _ = decoded(case, [7] + [1] * (LENGTH - 9) + [2])
+    torch.testing.assert_close(found, case()[0], atol=1e-11, rtol=1e-11)
 
 
-class TestReads:
-    """Keys read per branch, counted in the matrix products."""
-
-    @pytest.mark.parametrize("sizes", [{}, {"count": 3, "window": 12}, {"compress": 6}])
-    def test_a_token_reads_what_it_sees(self, reads, sizes):
-        given = options(**sizes, phi="mean")
-        length = 3 * given.window + 20
-        fed(NsaCache(given, 0), length)
-        assert reads == [count for t in range(length) for count in seen(given, t)]
+@pytest.mark.parametrize("shared", [True, False])
+def test_what_is_kept_does_not_depend_on_the_calls(build, shared):
+    case = build(20, projection=PAIR, pattern=options(shared_kv=shared), positions=ROPE)
+    _, stepwise = decoded(case, [1] * 20)
+    lengths = {"selected": 20, "compressed": 9, "raw": 3} | ({} if shared else {"window": 4})
+    assert {name: x.shape[2] for name, x in stepwise.kept.items()} == {
+        f"{x}_{name}": length for x in "kv" for name, length in lengths.items()
+    }
+    for prompt in (*PROMPTS, 20):
+        _, other = decoded(case, [prompt, *[1] * (20 - prompt)])
+        assert other.kept.keys() == stepwise.kept.keys()
+        for name, kept in stepwise.kept.items():
+            torch.testing.assert_close(other.kept[name], kept, atol=1e-12, rtol=1e-12)
 
 
 class Step:
@@ -150,34 +122,28 @@ class Step:
 
 # In the middle of a block, and at its end.
 @pytest.mark.parametrize(("shared", "length"), [(True, 40), (False, 41)])
-class TestPoison:
-    """A step reads what it counts and nothing else, tested by NaN in each cache slot."""
-
-    def test_in_one_place(self, shared, length):
-        step = Step(shared, length)
-        for (b, k), (name, room) in itertools.product([(0, 1), (1, 0)], step.rooms("v").items()):
-            read = step.places(name, b, k)
-            for branch, places in read.items():
-                assert len(places) == seen(step.cache.options, length)[BRANCHES.index(branch)]
-            for place in range(room.shape[2]):
-                kept = room[b, k, place].clone()
-                room[b, k, place] = math.nan
-                for branch, out in zip(BRANCHES, step(), strict=True):
-                    lost = torch.zeros(2, 6, dtype=torch.bool)
-                    lost[b, 3 * k : 3 * k + 3] = place in read.get(branch, ())
-                    lost = lost[..., None, None].expand_as(out)
-                    assert torch.equal(out.isnan(), lost), (name, place, branch)
-                room[b, k, place] = kept
-
-    def test_wherever_nothing_is_read(self, shared, length):
-        """Check that NaN in unread slots of keys and values changes nothing."""
-        step = Step(shared, length)
-        clean = step()
-        for x, b, k in itertools.product("vk", range(2), range(2)):
-            for name, room in step.rooms(x).items():
-                read = set().union(*step.places(name, b, k).values())
-                room[b, k, sorted(set(range(room.shape[2])) - read)] = math.nan
-        assert all(map(torch.equal, step(), clean))
+def test_a_step_reads_what_it_counts_and_nothing_else(shared, length):
+    """By NaN in one place of the cached values, and wherever nothing is read."""
+    step = Step(shared, length)
+    clean = step()
+    for (b, k), (name, room) in itertools.product([(0, 1), (1, 0)], step.rooms("v").items()):
+        read = step.places(name, b, k)
+        for branch, places in read.items():
+            assert len(places) == seen(step.cache.options, length)[BRANCHES.index(branch)]
+        for place in range(room.shape[2]):
+            kept = room[b, k, place].clone()
+            room[b, k, place] = math.nan
+            for branch, out in zip(BRANCHES, step(), strict=True):
+                lost = torch.zeros(2, 6, dtype=torch.bool)
+                lost[b, 3 * k : 3 * k + 3] = place in read.get(branch, ())
+                lost = lost[..., None, None].expand_as(out)
+                assert torch.equal(out.isnan(), lost), (name, place, branch)
+            room[b, k, place] = kept
+    for x, b, k in itertools.product("vk", range(2), range(2)):
+        for name, room in step.rooms(x).items():
+            read = set().union(*step.places(name, b, k).values())
+            room[b, k, sorted(set(range(room.shape[2])) - read)] = math.nan
+    assert all(map(torch.equal, step(), clean))
 
 
 def test_a_step_makes_no_copy_of_what_is_kept():

@@ -88,6 +88,6 @@ class TestOperations:
         """Check linear growth; the first block's queries fill several visits at once."""
         few, many = (
             self.counted(build(length, batch=1, projection=PAIR, pattern=nsa()))
-            for length in (120, 480)
+            for length in (60, 240)
         )
         assert many <= 4.1 * few
