@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from gpt2.attention.options import LatentOptions, ProjectionOptions
 from gpt2.attention.state import BlockState
 from gpt2.shape import ModelShape
+from lib.pruning.layers import StackedLinear
 
 
 @dataclass(frozen=True)
@@ -44,18 +45,17 @@ class ZeroInitLinear(nn.Linear):
     """Linear layer with zero initial weights, so that a new branch starts without effect."""
 
 
-class Dense(Projection, nn.Linear):
+class Dense(Projection, StackedLinear):
     """Linear layer C → C + 2·K·H with columns in the order q, k, v: GPT-2's c_attn if K = N."""
 
     def __init__(self, shape: ModelShape, options: ProjectionOptions) -> None:
         shared = options.kv_heads(shape) * shape.head_dim
-        super().__init__(shape.n_embd, shape.n_embd + 2 * shared, bias=shape.bias)
+        super().__init__(shape.n_embd, (shape.n_embd, shared, shared), shape.bias)
         self.head_dim = shape.head_dim
-        self.widths = [shape.n_embd, shared, shared]
 
     # Not nn.Linear's signature: parameters are named as in GPT-2, where c_attn is a linear layer.
     def forward(self, x_BTC: Tensor, state: BlockState) -> QKV:  # type: ignore[override]
-        q, k, v = super().forward(x_BTC).split(self.widths, dim=-1)
+        q, k, v = super().forward(x_BTC).split(self.rows, dim=-1)
         return QKV(*(split_heads(part, self.head_dim) for part in (q, k, v)))
 
 

@@ -19,6 +19,7 @@ from gpt2.mlp.options import (
     MlpCrossTokenOptions,
     MlpLatentOptions,
 )
+from lib.pruning.layers import StackedLinear
 
 # Modules between activation and ``c_proj``, called with the options, the hidden width, the mechanism's
 # width and the site. Their forward takes the hidden layer, the view of attention, the state for the
@@ -37,9 +38,9 @@ class Mlp(nn.Module):
     def __init__(self, site: LayerSpec, config: MlpConfig) -> None:
         super().__init__()
         shape, size = site.shape, config.size(site)
-        self.c_fc = nn.Linear(
-            shape.n_embd, config.activation.fc_outputs * size.hidden, bias=shape.bias
-        )
+        # A gated activation reads two matrices.
+        rows = [size.hidden] * config.activation.fc_outputs
+        self.c_fc = StackedLinear(shape.n_embd, rows, shape.bias)
         self.activation = activations.FUNCTIONS[type(config.activation)]
         self.mechanisms = nn.ModuleDict(
             {

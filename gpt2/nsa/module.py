@@ -25,7 +25,7 @@ from gpt2.nsa.gather import RowPacking, packs_rows
 from gpt2.nsa.options import NsaOptions, resolve_backend
 from gpt2.nsa.select import chosen_blocks
 from gpt2.shape import ModelShape
-from lib.pruning.layers import NeverPruned
+from lib.pruning.layers import NeverPruned, StackedLinear
 
 _SHORT_NAMES = {"compressed": "cmp", "selected": "sel", "window": "win"}
 # A row counts as collapsed onto one branch below this entropy (in nats) and above this share.
@@ -162,8 +162,9 @@ class Nsa(CustomAttention):
         self.head_dim, branches = shape.head_dim, options.branches
         others = [] if options.shared_kv else [n for n in branches if n != options.owner]
         self.others = others
-        width = len(others) * projection.expanded_numbers(shape)
-        self.c_kv = nn.Linear(shape.n_embd, width, bias=shape.bias) if others else None
+        # Keys and values of each.
+        rows = [projection.expanded_numbers(shape) // 2] * (2 * len(others))
+        self.c_kv = StackedLinear(shape.n_embd, rows, shape.bias) if others else None
         self.phi_k = BlockCompressionMLP(shape, options) if options.learns_phi else None
         self.phi_v = BlockCompressionMLP(shape, options) if options.learns_phi else None
         self.gates = BranchGates(shape, options) if len(branches) > 1 else None

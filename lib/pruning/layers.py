@@ -1,4 +1,6 @@
-"""Layers of a model that pruning treats differently from all others."""
+"""Layers of a model that pruning or an optimizer treats differently from all others."""
+
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -16,3 +18,14 @@ class PaddedEmbedding(nn.Embedding):
     def __init__(self, num_embeddings: int, embedding_dim: int, used_rows: int) -> None:
         super().__init__(num_embeddings, embedding_dim)
         self.used_rows = used_rows
+
+
+class StackedLinear(nn.Linear):
+    """Linear layer whose weight stacks matrices with ``rows`` rows each, such as those of q, k and v.
+
+    An optimizer of whole matrices updates each of them by itself.
+    """
+
+    def __init__(self, in_features: int, rows: Sequence[int], bias: bool) -> None:
+        super().__init__(in_features, sum(rows), bias=bias)
+        self.rows = tuple(rows)
