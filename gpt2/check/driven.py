@@ -25,7 +25,7 @@ from gpt2.training.records import RecordWriter, StopCondition
 from gpt2.training.state import DataOrder, TrainingSession, build_state
 from lib.config.field import SymbolValue
 from lib.optim.options import AdamwspamOptions
-from lib.pruning.layers import NeverPruned, PaddedEmbedding
+from lib.pruning.layers import NeverPruned, PaddedEmbedding, StackedLinear
 from lib.pruning.pruners import MaskPruner
 
 Weights = dict[str, list[float]]
@@ -61,10 +61,12 @@ _INTERVALS = {
     "SPAM_CLIP_DELAY": 3,
     "SPAM_SPIKE_WINDOW": 4,
     "PRUNING_FREQUENCY": 7,
+    "MUON_STEPS": 3,
 }
 # Floats of every optimizer and schedule, and the factor of their other values.
 _RATES = ("LEARNING_RATE", "MIN_LEARNING_RATE", "GRAD_CLIP", "WEIGHT_DECAY", "SGD_MOMENTUM")
-_SCALED = (*_RATES, "ADAM_BETA1", "ADAM_BETA2", "ADAM_EPS")
+_ADAM = ("ADAM_BETA1", "ADAM_BETA2", "ADAM_EPS")
+_SCALED = (*_RATES, *_ADAM, "MUON_LEARNING_RATE", "MUON_MOMENTUM")
 _SCALE = 0.97
 # Elements per chunk of optimizer and pruner: a matrix has several, as at full size.
 _CHUNK = 7
@@ -99,7 +101,7 @@ class DrivenModel(nn.Module):
         # The constructors draw values that are replaced.
         with torch.random.fork_rng(devices=[]):
             self.wte = PaddedEmbedding(4, 3, used_rows=3)
-            self.first = nn.Linear(4, 5)
+            self.first = StackedLinear(4, (2, 3), bias=True)
             self.second = nn.Linear(3, 4, bias=False)
             self.gate = _Gate()
             self.ln = nn.LayerNorm(3)

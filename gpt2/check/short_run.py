@@ -13,6 +13,7 @@ from gpt2.training.loop import open_session, train_step
 from gpt2.training.metrics import MetricsLog
 from gpt2.training.records import RecordWriter
 from gpt2.training.state import MicroBatch, StepMetrics, TrainState
+from lib.optim.muon import Muon
 from lib.optim.spam import Adamwspam
 from lib.pruning.pruners import MaskPruner
 from lib.runs.run_dir import RunDir
@@ -29,7 +30,7 @@ RECORDED_STEPS = (2, 3)
 def compute_in_chunks(state: TrainState, elements: int) -> None:
     """Let optimizer and pruner of a small form compute in chunks of so many elements."""
     for part in (state.optimizer, state.pruner):
-        if isinstance(part, (Adamwspam, MaskPruner)):
+        if isinstance(part, (Adamwspam, Muon, MaskPruner)):
             part.chunk_elements = elements
 
 

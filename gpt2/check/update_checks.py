@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from gpt2.check import driven
 from gpt2.check.driven import DrivenRun, Weights, driven_config
@@ -19,7 +20,8 @@ from gpt2.config import Config
 from gpt2.mlp.gate import MlpAttnGate
 from gpt2.nsa.module import BranchGates
 from gpt2.training.budget import TrainingBudget
-from lib.optim.reference import AdamwspamReference, optimizer_reference
+from gpt2.training.state import TrainState
+from lib.optim.reference import AdamwspamReference, OptimizedTensor, optimizer_reference
 from lib.pruning.layers import NeverPruned
 from lib.pruning.options import PruningOptions, StateOptions
 from lib.pruning.pruners import MaskPruner
@@ -38,7 +40,12 @@ _TOLERANCE, _LOSS_TOLERANCE = 1e-9, 1e-5
 # torch divides GRAD_CLIP by the norm plus this number.
 _CLIP_EPS = 1e-6
 _ROUNDING = 1e-13
-_DECAYING = ("first.weight", "second.weight", "gate.weight")
+# Shapes of the matrices that decay; the first tensor stacks two.
+_MATRICES = {
+    "first.weight": ((2, 4), (3, 4)),
+    "second.weight": ((4, 3),),
+    "gate.weight": ((1, 4),),
+}
 _PRUNABLE = ("first.weight", "second.weight")
 _EMBEDDING = "wte.weight"
 _SPARSITY_TOLERANCE = 0.005
@@ -59,7 +66,26 @@ def check_optimized(subject: StepUnderTest) -> Iterator[CheckFinding]:
             expected = decay * (parameter.ndim >= 2 and id(parameter) not in tables)
             what = f"for {name} a weight decay of"
             yield from compare("weight-decay", what, group["weight_decay"], expected)
+            if state.config.optimizer.rule.whole_matrices:
+                rows, what = group.get("rows", ()), f"updated as matrices, of {name} the rows"
+                yield from compare("matrix-rows", what, rows, _rows(state, name, parameter))
     yield from (f for f in _driven(subject)[0] if f.property == "driven-update")
+
+
+def _rows(state: TrainState, name: str, parameter: nn.Parameter) -> tuple[int, ...]:
+    """Return the rows of the matrices that a parameter of a model stacks, () outside of blocks."""
+    shape, attention, rows = state.config.model.shape, state.config.model.attention, len(parameter)
+    shared = attention.projection.expanded_numbers(shape) // 2
+    if not name.startswith("h.") or parameter.ndim < 2:
+        return ()
+    if name.endswith("attn.c_attn.weight"):
+        return (shape.n_embd, shared, shared)
+    if name.endswith("c_kv.weight"):
+        return (shared,) * (rows // shared)
+    if name.endswith("mlp.c_fc.weight"):
+        gates = state.config.model.mlp.activation.fc_outputs
+        return (rows // gates,) * gates
+    return (rows,)
 
 
 def check_pruned(subject: StepUnderTest) -> list[CheckFinding]:
@@ -114,10 +140,12 @@ class _Simulation:
         self.config, self.names = run.config, list(run.start)
         self.rule: Any = self.config.optimizer.rule
         self.used = run.model.wte.used_rows * run.model.wte.embedding_dim
-        decays = [self.rule.weight_decay if n in _DECAYING else 0.0 for n in self.names]
-        self.reference: Any = optimizer_reference(
-            self.rule, [run.start[n] for n in self.names], decays
-        )
+        decay, peak = self.rule.weight_decay, self.config.schedule.learning_rate
+        tensors = [
+            OptimizedTensor(run.start[n], decay * (n in _MATRICES), _MATRICES.get(n, ()))
+            for n in self.names
+        ]
+        self.reference: Any = optimizer_reference(self.rule, tensors, peak)
         self.alive = [np.full(len(run.start[name]), True) for name in self.names]
         # Unclipped gradients and weights of each step.
         self.history: list[tuple[list[Any], list[Any]]] = []
@@ -140,6 +168,9 @@ class _Simulation:
         if clip and norm > clip:
             share = clip / (norm + _CLIP_EPS)
         self.reference.step([g * share for g in masked], lr, norm)
+        for weights, alive in zip(self.reference.parameters, self.alive, strict=True):
+            # An update of whole matrices moves pruned weights too.
+            weights[~alive] = 0.0
         options, scores = self.config.pruning, Weights()
         if isinstance(options, PruningOptions):
             if progress >= options.ramp_end:
@@ -214,7 +245,7 @@ def _weights(run: DrivenRun, steps: Sequence[_Step]) -> list[CheckFinding]:
             bound = _TOLERANCE * change + _ROUNDING * max(map(abs, values))
             error = max(abs(e - a) for e, a in zip(values, actual[name], strict=True))
             if not error <= bound:
-                kind = "a matrix" if name in _DECAYING else "an embedding" if "wte" in name else ""
+                kind = "a matrix" if name in _MATRICES else "an embedding" if "wte" in name else ""
                 text = f"the update of {rule} at step {i}{step.events} of {kind or 'a vector'}"
                 text += " with given gradients"
                 return [CheckFinding("driven-update", text, f"weights that differ by {error:.1e}")]

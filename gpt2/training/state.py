@@ -167,7 +167,8 @@ def build_state(
         if machine.compile:
             forward = cast(nn.Module, torch.compile(model))
         forward = group.share_gradients(forward, machine.ddp_safe)
-    groups = parameter_groups(model, config.optimizer.weight_decay)
+    rule = config.optimizer.rule
+    groups = parameter_groups(model, rule.weight_decay, rule.whole_matrices)
     return TrainState(
         config=config,
         group=group,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lib.optim import options as o
+from lib.optim.muon import Muon
 from lib.optim.optimizers import Adam, Optimizer, ParameterGroup, Sgd
 from lib.optim.spam import Adamwspam
 
@@ -14,11 +15,12 @@ MODULES: dict[type[Any], Callable[[list[ParameterGroup], Any, float], Optimizer]
     o.AdamwOptions: Adam,
     o.AdamwadvOptions: Adam,
     o.AdamwspamOptions: Adamwspam,
+    o.MuonOptions: Muon,
 }
 
 
 def build_optimizer(
     options: o.OptimizerOptions, groups: list[ParameterGroup], lr: float
 ) -> Optimizer:
-    """Return the optimizer of ``groups`` with the learning rate ``lr`` until it is set."""
+    """Return the optimizer of ``groups`` at the schedule's peak ``lr``, until another rate is set."""
     return MODULES[type(options.rule)](groups, options.rule, lr)

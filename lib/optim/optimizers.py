@@ -1,12 +1,13 @@
 """Parameter groups, and the optimizers on torch's own kernels."""
 
 from collections.abc import Callable
-from typing import TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import nn
 
 from lib.optim.options import AdamFamilyOptions, SgdOptions
+from lib.pruning.layers import StackedLinear
 
 
 class ParameterGroup(TypedDict):
@@ -14,6 +15,8 @@ class ParameterGroup(TypedDict):
 
     params: list[tuple[str, nn.Parameter]]
     weight_decay: float
+    # Rows of the matrices that each parameter stacks, if they are updated as matrices.
+    rows: NotRequired[tuple[int, ...]]
 
 
 def embedding_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -28,19 +31,37 @@ def matrix_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in _trainable(model).items() if p.ndim >= 2 and name not in tables}
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
+def parameter_groups(
+    model: nn.Module, weight_decay: float, whole_matrices: bool = False
+) -> list[ParameterGroup]:
     """Return two groups: matrices with weight decay, and all other parameters without.
 
     A gate's matrices decay like all others. Embeddings, biases, norms and scalars do not decay. A
     tied matrix occurs once, under its first name. A group without parameters is omitted.
+
+    ``whole_matrices`` moves hidden matrices to groups of their own before these, one for each shape.
     """
     decayed = matrix_parameters(model)
     undecayed = {name: p for name, p in _trainable(model).items() if name not in decayed}
+    by_shape: dict[Any, ParameterGroup] = {}
+    for name, rows in (_hidden_rows(model) if whole_matrices else {}).items():
+        parameter = decayed.pop(name)
+        group = by_shape.setdefault(
+            (parameter.shape, rows), {"params": [], "weight_decay": weight_decay, "rows": rows}
+        )
+        group["params"].append((name, parameter))
     groups: list[ParameterGroup] = [
+        *by_shape.values(),
         {"params": list(decayed.items()), "weight_decay": weight_decay},
         {"params": list(undecayed.items()), "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def _hidden_rows(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the rows of the matrices that each hidden matrix stacks, by its name."""
+    stacked = {id(m.weight): m.rows for m in model.modules() if isinstance(m, StackedLinear)}
+    return {n: stacked.get(id(p), (p.shape[-2],)) for n, p in matrix_parameters(model).items()}
 
 
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:

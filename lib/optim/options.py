@@ -19,6 +19,8 @@ class DecayOptions:
     """Base of the options of an optimizer with its own weight decay."""
 
     name: ClassVar[str]
+    # Whether hidden matrices are updated as matrices, and not by element.
+    whole_matrices: ClassVar[bool] = False
 
     weight_decay: float = kconfig_field("WEIGHT_DECAY", low=0.0, high=100.0)
 
@@ -156,6 +158,48 @@ class AdamwspamOptions(AdamFamilyOptions):
         yield self.clip_delay <= self.interval, what, "config.conflict"
 
 
+@dataclass(frozen=True)
+class MuonOptions(AdamFamilyOptions):
+    """Options of Muon (Jordan et al. 2024) for hidden matrices, and of AdamW for the others."""
+
+    name: ClassVar[str] = "muon"
+    amsgrad: ClassVar[bool] = False
+    whole_matrices: ClassVar[bool] = True
+
+    # Peak of the schedule of hidden matrices.
+    learning_rate: float = kconfig_field("MUON_LEARNING_RATE", low=0.0, high=10.0)
+    momentum: float = kconfig_field("MUON_MOMENTUM", low=0.0, high=1.0)
+    nesterov: bool = kconfig_field("MUON_NESTEROV")
+    # Of Newton-Schulz.
+    steps: int = kconfig_field("MUON_STEPS")
+    # shape or rms.
+    scale: str = kconfig_field("MUON_SCALE")
+
+    @property
+    def summary(self) -> str:
+        kind = "Nesterov momentum" if self.nesterov else "momentum"
+        muon = f"{self.name} {self.learning_rate:g}, {kind} {self.momentum:g}, {self.steps} steps"
+        betas = f"adamw betas {self.beta1:g} {self.beta2:g}"
+        return f"{muon}, scale by {self.scale}, {betas}, weight decay {self.weight_decay:g}"
+
+    def scale_of(self, rows: int, columns: int) -> float:
+        """Return the factor of an orthogonal update.
+
+        shape is Jordan's √max(1, rows/columns); rms is Moonlight's 0.2 √max(rows, columns), which has
+        the root mean square of updates of AdamW (arXiv 2502.16982).
+        """
+        if self.scale == "rms":
+            return 0.2 * math.sqrt(max(rows, columns))
+        return math.sqrt(max(1.0, rows / columns))
+
+    def _rules(self) -> Iterator[Rule]:
+        yield from super()._rules()
+        what = f"MUON_MOMENTUM: must be < 1, got {self.momentum:g}"
+        yield self.momentum < 1.0, what, "config.out-of-range"
+        what = f"MUON_NESTEROV: requires MUON_MOMENTUM > 0, got {self.momentum:g}"
+        yield self.momentum > 0.0 or not self.nesterov, what, "config.conflict"
+
+
 # Base optimizers of AdamWPrune: their state contains exp_avg and exp_avg_sq.
 _ADAM_FAMILY: tuple[type[AdamFamilyOptions], ...] = (
     AdamOptions,
@@ -221,5 +265,5 @@ class SgdOptions(DecayOptions):
 
 OptimizerOptions = DecayOptions | AdamwpruneOptions
 OPTIMIZERS: Registry[OptimizerOptions] = Registry(
-    "optimizer", SgdOptions, *_ADAM_FAMILY, AdamwpruneOptions, choice="OPTIMIZER"
+    "optimizer", SgdOptions, *_ADAM_FAMILY, MuonOptions, AdamwpruneOptions, choice="OPTIMIZER"
 )

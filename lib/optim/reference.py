@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from lib.optim.options import (
     AdamwadvOptions,
     AdamwOptions,
     AdamwspamOptions,
+    MuonOptions,
     OptimizerOptions,
     SgdOptions,
 )
@@ -20,14 +22,43 @@ from lib.optim.options import (
 Array = NDArray[np.float64]
 
 
-class AdamReference:
-    """Reference of Adam, AdamW and AMSGrad; ``decays`` has one weight decay per tensor."""
+@dataclass(frozen=True)
+class OptimizedTensor:
+    """A tensor as a flat list: its values, its weight decay, and the matrices that it stacks.
 
-    def __init__(
-        self, parameters: Sequence[ArrayLike], options: AdamFamilyOptions, decays: Sequence[float]
-    ) -> None:
-        self.parameters = [np.array(tensor, dtype=np.float64) for tensor in parameters]
-        self.options, self.decays = options, decays
+    ``matrices`` are the shapes of hidden matrices in the order of the values, () of any other tensor.
+    """
+
+    values: ArrayLike
+    weight_decay: float
+    matrices: Sequence[tuple[int, int]] = ()
+
+
+class OptimizerReference:
+    """Base class of references: an optimizer of ``tensors`` at a schedule with the peak ``peak``."""
+
+    def __init__(self, tensors: Sequence[OptimizedTensor], options: Any, peak: float) -> None:
+        self.parameters = [np.array(tensor.values, dtype=np.float64) for tensor in tensors]
+        self.decays = [tensor.weight_decay for tensor in tensors]
+        self.matrices = [tensor.matrices for tensor in tensors]
+        self.options, self.peak = options, peak
+
+    def step(self, gradients: Sequence[ArrayLike], lr: float, norm: float | None = None) -> None:
+        """Update the parameters; ``norm`` is the gradient norm before clipping."""
+        raise NotImplementedError
+
+    def forget(self, k: int, i: int) -> None:
+        """Zero the state of element ``i`` of tensor ``k``, as pruning does."""
+        raise NotImplementedError
+
+
+class AdamReference(OptimizerReference):
+    """Reference of Adam, AdamW and AMSGrad."""
+
+    options: AdamFamilyOptions
+
+    def __init__(self, tensors: Sequence[OptimizedTensor], options: Any, peak: float) -> None:
+        super().__init__(tensors, options, peak)
         self._reset()
 
     def step(self, gradients: Sequence[ArrayLike], lr: float, norm: float | None = None) -> None:
@@ -56,7 +87,6 @@ class AdamReference:
         self.t = 0
 
     def forget(self, k: int, i: int) -> None:
-        """Zero the state of element ``i`` of tensor ``k``, as pruning does."""
         self.m[k][i] = self.v[k][i] = self.v_max[k][i] = 0.0
 
 
@@ -65,10 +95,8 @@ class AdamwspamReference(AdamReference):
 
     options: AdamwspamOptions
 
-    def __init__(
-        self, parameters: Sequence[ArrayLike], options: AdamwspamOptions, decays: Sequence[float]
-    ) -> None:
-        super().__init__(parameters, options, decays)
+    def __init__(self, tensors: Sequence[OptimizedTensor], options: Any, peak: float) -> None:
+        super().__init__(tensors, options, peak)
         self.norms: list[float] = []
         self.n = 0
         self.spikes: list[int] = []
@@ -109,14 +137,13 @@ class AdamwspamReference(AdamReference):
         return np.where(beyond, np.copysign(limit, g), g)
 
 
-class SgdReference:
+class SgdReference(OptimizerReference):
     """Reference of SGD with momentum."""
 
-    def __init__(
-        self, parameters: Sequence[ArrayLike], options: SgdOptions, decays: Sequence[float]
-    ) -> None:
-        self.parameters = [np.array(tensor, dtype=np.float64) for tensor in parameters]
-        self.options, self.decays = options, decays
+    options: SgdOptions
+
+    def __init__(self, tensors: Sequence[OptimizedTensor], options: Any, peak: float) -> None:
+        super().__init__(tensors, options, peak)
         self.buffers: list[Array] = []
 
     def step(self, gradients: Sequence[ArrayLike], lr: float, norm: float | None = None) -> None:
@@ -140,24 +167,63 @@ class SgdReference:
             parameter -= lr * (update if o.momentum else g)
 
     def forget(self, k: int, i: int) -> None:
-        """Zero the state of element ``i`` of tensor ``k``, as pruning does."""
         self.buffers[k][i] = 0.0
 
 
-OptimizerReference = SgdReference | AdamReference
+class MuonReference(AdamReference):
+    """Reference of Muon, by singular values: W ← (1 − η λ) W − η s U p(Σ) Vᵀ; AdamW of the others."""
+
+    options: MuonOptions
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.momenta = [np.zeros_like(p) for p in self.parameters]
+
+    def step(self, gradients: Sequence[ArrayLike], lr: float, norm: float | None = None) -> None:
+        o, before = self.options, [p.copy() for p in self.parameters]
+        super().step(gradients, lr, norm)
+        rate = o.learning_rate * lr / self.peak
+        for k, (momentum, gradient) in enumerate(zip(self.momenta, gradients, strict=True)):
+            if not self.matrices[k]:
+                continue
+            g = np.asarray(gradient)
+            momentum += (1 - o.momentum) * (g - momentum)
+            direction = o.momentum * momentum + (1 - o.momentum) * g if o.nesterov else momentum
+            ends = np.cumsum([rows * columns for rows, columns in self.matrices[k]])
+            parts = zip(np.split(direction, ends[:-1]), self.matrices[k], strict=True)
+            update = np.concatenate([self._orthogonal(d.reshape(shape)) for d, shape in parts])
+            self.parameters[k] = before[k] - rate * (self.decays[k] * before[k] + update)
+
+    def _orthogonal(self, direction: Array) -> Array:
+        """Return the flat update of one matrix, by a polynomial of its singular values."""
+        left, values, right = np.linalg.svd(direction, full_matrices=False)
+        values = values / max(math.sqrt(float((values**2).sum())), 1e-7)
+        for _ in range(self.options.steps):
+            values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+        rows, columns = direction.shape
+        wide, tall = 0.2 * max(rows, columns) ** 0.5, max(1.0, rows / columns) ** 0.5
+        scale = wide if self.options.scale == "rms" else tall
+        return scale * ((left * values) @ right).flatten()
+
+    def forget(self, k: int, i: int) -> None:
+        super().forget(k, i)
+        self.momenta[k][i] = 0.0
+
+
 REFERENCES: dict[
-    type[Any], Callable[[Sequence[ArrayLike], Any, Sequence[float]], OptimizerReference]
+    type[Any], Callable[[Sequence[OptimizedTensor], Any, float], OptimizerReference]
 ] = {
     SgdOptions: SgdReference,
     AdamOptions: AdamReference,
     AdamwOptions: AdamReference,
     AdamwadvOptions: AdamReference,
     AdamwspamOptions: AdamwspamReference,
+    MuonOptions: MuonReference,
 }
 
 
 def optimizer_reference(
-    options: OptimizerOptions, parameters: Sequence[ArrayLike], decays: Sequence[float]
+    options: OptimizerOptions, tensors: Sequence[OptimizedTensor], peak: float
 ) -> OptimizerReference:
-    """Return the reference of an optimizer of flat ``parameters``, with a weight decay for each."""
-    return REFERENCES[type(options.rule)](parameters, options.rule, decays)
+    """Return the reference of an optimizer at a schedule with the peak ``peak``."""
+    return REFERENCES[type(options.rule)](tensors, options.rule, peak)

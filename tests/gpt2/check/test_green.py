@@ -19,6 +19,11 @@ pytestmark = pytest.mark.usefixtures("torch_as_before")
 RIGHT = {
     # SGD lacks Adam's symbols, and updates some weights by less than fp32 resolution.
     "sgd": ("gradients,optimized", {"OPTIMIZER_SGD": "y", "MLP_ATTN_GATE": "y"}),
+    # Muon moves pruned weights too, before the pruner zeroes them again.
+    "muon": (
+        "optimized,pruned,reload",
+        {"OPTIMIZER_MUON": "y", "MUON_SCALE_RMS": "y", "PRUNING_MAGNITUDE": "y"},
+    ),
     # AdamWPrune's base is AdamW; only the pruner makes it another optimizer.
     "adamwprune": ("optimized,pruned,budgeted", {"OPTIMIZER_ADAMWPRUNE": "y"}),
     # Three whole rows of logits do not fit into a chunk; a short context has few logits.

@@ -156,6 +156,15 @@ def test_rmsnorm_stores_what_layernorm_does_on_a_gpu_and_more_on_a_cpu(configure
     assert rmsnorm - layernorm == pytest.approx(2 * shape.n_layer * activation, rel=0.1)
 
 
+def test_memory_of_muon(configure):
+    """One number for each weight of a block's matrices, two for all others."""
+    config = configure(OPTIMIZER_MUON=True)
+    footprint, shape = estimate(config, GPU), config.model.shape
+    hidden = shape.n_layer * 12 * shape.n_embd**2
+    expected = 8 * footprint.parameters - 4 * hidden
+    assert 0 <= footprint.peak_bytes["optimizer"] - expected < 1000
+
+
 def test_gpt2_124m_with_dropout(configure):
     """B 8, T 1024, bf16: plain products on a CPU save tensors that flash on a GPU does not."""
     config = configure(small=False)

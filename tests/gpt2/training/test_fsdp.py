@@ -48,6 +48,13 @@ CASES: dict[str, Changes] = {
         "POSITIONS_ROPE": True,
     },
     "native sparse attention, SGD": {**SPARSE, **_OTHER_OPTIMIZER, "OPTIMIZER_SGD": True},
+    "Muon, stacked rows of several ranks": {
+        **_OTHER_OPTIMIZER,
+        "OPTIMIZER_MUON": True,
+        "MUON_LEARNING_RATE": "1e-3",
+        "ATTENTION_PROJECTION_GROUPED": True,
+        "N_KV_HEAD": 1,
+    },
     "latent attention, AMSGrad, movement by layer": {
         "ATTENTION_PROJECTION_LATENT": True,
         "MLP_LATENT": True,

@@ -75,6 +75,7 @@ CASES: dict[str, dict[str, SymbolValue | None]] = {
     "sliding": {"ATTENTION_PATTERN_SLIDING": True, "SLIDING_WINDOW": 4},
     "nsa": SPARSE,
     "adamw": {"OPTIMIZER_ADAMWSPAM": None, "OPTIMIZER_ADAMW": True},
+    "muon": {"OPTIMIZER_ADAMWSPAM": None, "OPTIMIZER_MUON": True},
 }
 
 

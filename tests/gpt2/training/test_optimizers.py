@@ -22,7 +22,9 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "sgd-movement": {**MOVEMENT, "OPTIMIZER_SGD": True, "SGD_NESTEROV": True},
     "adam-magnitude-layer": {"OPTIMIZER_ADAM": True, "PRUNING_SCOPE_LAYER": True},
     "adamw-magnitude-bf16": {"OPTIMIZER_ADAMW": True, **BF16},
+    "muon-magnitude": {"OPTIMIZER_MUON": True},
     "adamwadv-movement-bf16": {**MOVEMENT, "OPTIMIZER_ADAMWADV": True, **BF16},
+    "muon-movement-bf16": {**MOVEMENT, "OPTIMIZER_MUON": True, "MUON_SCALE_RMS": True, **BF16},
 }
 # Every optimizer, every pruner, every base; variants differ in formulas only.
 TOGETHER = {name: {**NO_SPAM, **CLIP, **changes} for name, changes in _OTHERS.items()}

@@ -15,11 +15,15 @@ from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
 from lib.optim.build import build_optimizer
 from lib.optim.optimizers import embedding_parameters, parameter_groups
-from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS, AdamFamilyOptions
-from lib.optim.reference import AdamwspamReference, optimizer_reference
+from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS, AdamFamilyOptions, MuonOptions
+from lib.optim.reference import AdamwspamReference, OptimizedTensor, optimizer_reference
+from lib.pruning.layers import StackedLinear
 
 SHAPES = [(5, 7), (11,), (3, 2, 4)]
 DECAYS = [0.1, 0.0, 0.1]
+# Those that Muon updates: two stacked ones, and three.
+MATRICES = [((2, 7), (3, 7)), (), ((2, 4),) * 3]
+PEAK = 1e-2
 STEPS = 50
 # Steps (from 0) with gradients ten times as large: twice after SPAM's window is full, and in the third
 # step after a reset, which is not clipped.
@@ -64,8 +68,19 @@ SETTINGS: dict[str, dict[str, SymbolValue]] = {
         "SPAM_WARMUP_STEPS": 3,
     },
 }
+SETTINGS |= {
+    "muon": {"OPTIMIZER_MUON": True},
+    "muon-other": {
+        "OPTIMIZER_MUON": True,
+        "MUON_LEARNING_RATE": "0.05",
+        "MUON_MOMENTUM": "0.8",
+        "MUON_NESTEROV": False,
+        "MUON_STEPS": 3,
+        "MUON_SCALE_RMS": True,
+    },
+}
 # Each class, and each kind of state.
-kinds = pytest.mark.parametrize("case", ["sgd-nesterov", "adamw", "adamwspam-amsgrad"])
+kinds = pytest.mark.parametrize("case", ["sgd-nesterov", "adamw", "adamwspam-amsgrad", "muon"])
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +114,19 @@ def build(options, parameters):
     """Return the optimizer of ``options``, with parameter groups with and without weight decay."""
     named = [(f"p{k}", p) for k, p in enumerate(parameters)]
     groups = [
-        {"params": [n for n, d in zip(named, DECAYS, strict=True) if d], "weight_decay": 0.1},
-        {"params": [n for n, d in zip(named, DECAYS, strict=True) if not d], "weight_decay": 0.0},
+        {"params": [named[0], named[2]], "weight_decay": 0.1},
+        {"params": [named[1]], "weight_decay": 0.0},
     ]
-    return build_optimizer(options, groups, 1e-2)
+    if options.rule.whole_matrices:
+        groups[:1] = [
+            {"params": [named[0]], "weight_decay": 0.1, "rows": (2, 3)},
+            {"params": [named[2]], "weight_decay": 0.1, "rows": (2,)},
+        ]
+    return build_optimizer(options, groups, PEAK)
 
 
 def rate(step):
-    return 1e-2 * (step + 1) / STEPS
+    return PEAK * (step + 1) / STEPS
 
 
 def train(optimizer, parameters, first=0, last=STEPS):
@@ -122,19 +142,26 @@ def train(optimizer, parameters, first=0, last=STEPS):
 
 def test_every_optimizer_is_a_case():
     assert {name.split("-")[0] for name in SETTINGS} | {"adamwprune"} == set(OPTIMIZERS)
-    assert list(OPTIMIZERS) == ["sgd", *ADAMWPRUNE_BASES, "adamwprune"]
+    assert list(OPTIMIZERS) == ["sgd", *ADAMWPRUNE_BASES, "muon", "adamwprune"]
 
 
 @pytest.mark.parametrize("case", SETTINGS)
 def test_equals_the_naive_loop_and_reports_its_events(options_of, case):
     options, parameters = options_of(SETTINGS[case]), make_parameters(torch.float64)
-    flat = [p.detach().flatten().numpy() for p in parameters]
-    reference = optimizer_reference(options, flat, DECAYS)
+    tensors = [
+        OptimizedTensor(p.detach().flatten().numpy(), decay, matrices)
+        for p, decay, matrices in zip(parameters, DECAYS, MATRICES, strict=True)
+    ]
+    reference = optimizer_reference(options, tensors, PEAK)
     statistics = list(train(build(options, parameters), parameters))
     for step, gradients in enumerate(make_gradients(torch.float64)):
         reference.step([g.flatten().numpy() for g in gradients], rate(step))
     for parameter, expected in zip(parameters, reference.parameters, strict=True):
         assert abs(parameter.detach().flatten().numpy() - expected).max() < 1e-12
+    if isinstance(options, MuonOptions):
+        rates = [options.learning_rate * (step + 1) / STEPS for step in range(STEPS)]
+        assert [each["muon_learning_rate"] for each in statistics] == pytest.approx(rates)
+        return
     if not isinstance(reference, AdamwspamReference):
         assert not any(statistics)
         return
@@ -151,7 +178,7 @@ def test_equals_the_naive_loop_and_reports_its_events(options_of, case):
         assert not events and not reference.spikes
 
 
-@pytest.mark.parametrize("case", ["sgd", "adam-amsgrad", "adamwspam", "adamwspam-amsgrad"])
+@pytest.mark.parametrize("case", ["sgd", "adam-amsgrad", "adamwspam", "adamwspam-amsgrad", "muon"])
 def test_resumed_equals_uninterrupted(options_of, case):
     options, straight, saved = options_of(SETTINGS[case]), make_parameters(), {}
     whole = build(options, straight)
@@ -226,7 +253,8 @@ def test_the_norm_before_clipping_is_for_spam_alone(options_of, case):
             parameter.grad = torch.ones_like(parameter)
         optimizer = build(options_of(SETTINGS[case]), parameters)
         optimizer.step(gradient_norm=norm)
-        assert [g["param_names"] for g in optimizer.param_groups] == [["p0", "p2"], ["p1"]]
+        names = [name for g in optimizer.param_groups for name in g["param_names"]]
+        assert names == ["p0", "p2", "p1"]
         assert all(g["fused"] or g["foreach"] for g in optimizer.param_groups)
     assert all(torch.equal(a, b) for a, b in zip(with_norm, without, strict=True))
 
@@ -259,6 +287,66 @@ def test_a_spike_is_measured_in_population_deviations(options_of, norm, spikes):
     assert optimizer.statistics()["spam_spikes"] == spikes
 
 
+def muon_update(options_of, gradient, rows, **settings):
+    """Return the first update of a matrix at the learning rate 1 without weight decay."""
+    symbols = {"OPTIMIZER_MUON": True, "MUON_LEARNING_RATE": "1", **settings}
+    weight = nn.Parameter(torch.zeros_like(gradient))
+    groups = [{"params": [("w", weight)], "weight_decay": 0.0, "rows": rows}]
+    optimizer = build_optimizer(options_of(symbols), groups, PEAK)
+    weight.grad = gradient
+    optimizer.step()
+    return -weight.detach()
+
+
+@pytest.mark.parametrize("scale, factor", [("SHAPE", math.sqrt(3)), ("RMS", 0.2 * math.sqrt(48))])
+def test_muon_rotates_like_the_gradient_with_singular_values_near_one(options_of, scale, factor):
+    gradient = torch.randn((48, 16), generator=torch.Generator().manual_seed(3)).double()
+    update = muon_update(options_of, gradient, (48,), **{f"MUON_SCALE_{scale}": True})
+    left, _, right = torch.linalg.svd(gradient, full_matrices=False)
+    inner = left.mT @ (update / factor) @ right.mT
+    values = inner.diagonal()
+    assert values.min() > 0.65 and values.max() < 1.25
+    assert (inner - values.diag()).abs().max() < 1e-12
+    # The size of a gradient has no effect, and without one there is no direction.
+    doubled = muon_update(options_of, 8.0 * gradient, (48,), **{f"MUON_SCALE_{scale}": True})
+    assert torch.equal(doubled, update)
+    assert not muon_update(options_of, torch.zeros_like(gradient), (48,)).any()
+
+
+def test_muon_updates_stacked_matrices_as_if_each_were_alone(options_of):
+    generator = torch.Generator().manual_seed(4)
+    parts = [torch.randn((rows, 8), generator=generator).double() for rows in (8, 4, 4)]
+    stacked = muon_update(options_of, torch.cat(parts), (8, 4, 4))
+    alone = [muon_update(options_of, part, (len(part),)) for part in parts]
+    assert torch.equal(stacked, torch.cat(alone))
+    assert not torch.allclose(stacked, muon_update(options_of, torch.cat(parts), (16,)))
+
+
+def test_muon_updates_matrices_of_a_shape_together_as_in_parts(options_of):
+    updated = []
+    for chunk in (1, 1 << 20):
+        generator = torch.Generator().manual_seed(5)
+        named = [(str(i), nn.Parameter(torch.zeros(16, 12))) for i in range(5)]
+        groups = [{"params": named, "weight_decay": 0.0, "rows": (8, 8)}]
+        optimizer = build_optimizer(options_of(SETTINGS["muon"]), groups, PEAK)
+        optimizer.chunk_elements = chunk
+        for _, parameter in named:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+        updated.append(torch.stack([parameter.detach() for _, parameter in named]))
+    assert torch.equal(*updated)
+
+
+def test_muon_without_hidden_matrices_is_refused_before_training(options_of):
+    options = options_of(SETTINGS["muon"]).rule
+    groups = parameter_groups(nn.Embedding(3, 4), 0.1, options.whole_matrices)
+    with pytest.raises(ConfigError) as caught:
+        build_optimizer(options, groups, PEAK)
+    (problem,) = caught.value.problems
+    assert problem.what.startswith("OPTIMIZER_MUON: ") and problem.code == "config.conflict"
+    assert "OPTIMIZER_ADAMW=y" in problem.next
+
+
 @pytest.mark.parametrize("name", list(ADAMWPRUNE_BASES))
 def test_adamwprune_is_its_base(options_of, name):
     options = options_of({"OPTIMIZER_ADAMWPRUNE": True, f"ADAMWPRUNE_BASE_{name.upper()}": True})
@@ -274,6 +362,9 @@ def test_adamwprune_is_its_base(options_of, name):
         ({"OPTIMIZER_ADAM": True, "ADAM_BETA1": "1.0"}, "out-of-range", ["ADAM_BETA1: "]),
         ({"OPTIMIZER_ADAMWPRUNE": True, "ADAM_BETA2": "1"}, "out-of-range", ["ADAM_BETA2: "]),
         ({"OPTIMIZER_SGD": True, "SGD_MOMENTUM": "1"}, "out-of-range", ["SGD_MOMENTUM: "]),
+        ({"OPTIMIZER_MUON": True, "MUON_MOMENTUM": "1"}, "out-of-range", ["MUON_MOMENTUM: "]),
+        ({"OPTIMIZER_MUON": True, "MUON_MOMENTUM": "0"}, "conflict", ["MUON_NESTEROV: "]),
+        ({"OPTIMIZER_MUON": True, "ADAM_BETA2": "1"}, "out-of-range", ["ADAM_BETA2: "]),
         ({**SPAM, "SPAM_WARMUP_STEPS": 20}, "conflict", ["SPAM_WARMUP_STEPS: "]),
         ({**SPAM, "SPAM_CLIP_DELAY": 21}, "conflict", ["SPAM_CLIP_DELAY: "]),
         (
@@ -325,6 +416,20 @@ def test_matrices_decay_and_nothing_else():
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     assert set(embedding_parameters(_Tiny())) == {"head.weight"}
     assert len(parameter_groups(nn.Linear(3, 3, bias=False), 0.1)) == 1
+
+
+def test_hidden_matrices_are_grouped_by_shape_and_stacks():
+    model = _Tiny()
+    model.stacked, model.other = StackedLinear(4, (3, 1), bias=True), nn.Linear(4, 4)
+    *hidden, rest = parameter_groups(model, 0.1, whole_matrices=True)
+    names = [[name for name, _ in group["params"]] for group in hidden]
+    assert names == [["per_head"], ["proj.weight", "other.weight"], ["stacked.weight"]]
+    assert [group["rows"] for group in hidden] == [(3,), (4,), (3, 1)]
+    assert {group["weight_decay"] for group in hidden} == {0.1}
+    biases = {"proj.bias", "other.bias", "stacked.bias", "norm.bias"}
+    kept = {name for name, _ in rest["params"]}
+    assert kept == {"alpha", "head.weight", "norm.weight", *biases}
+    assert rest["weight_decay"] == 0.0 and "rows" not in rest
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))

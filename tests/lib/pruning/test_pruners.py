@@ -45,6 +45,7 @@ SETTINGS: dict[str, dict[str, SymbolValue]] = {
     for scope in ("global", "layer")
     for ramp in ("cubic", "linear")
 }
+SETTINGS["magnitude-muon"] = {"PRUNING_MAGNITUDE": True, "OPTIMIZER_MUON": True}
 SETTINGS["movement-sgd"] = {"PRUNING_MOVEMENT": True, "OPTIMIZER_SGD": True}
 SETTINGS |= {
     variant: {"OPTIMIZER_ADAMWPRUNE": True, f"ADAMWPRUNE_VARIANT_{variant.upper()}": True}
@@ -91,7 +92,8 @@ class Trial:
         (self.options,) = PRUNERS.bind(values)
         (optimizer,) = OPTIMIZERS.bind(values)
         self.model = Model()
-        groups = parameter_groups(self.model, optimizer.weight_decay)
+        rule = optimizer.rule
+        groups = parameter_groups(self.model, rule.weight_decay, rule.whole_matrices)
         self.optimizer: Any = build_optimizer(optimizer, groups, 1e-2)
         self.weights = prunable_parameters(self.model, self.options.include_embeddings)
         self.pruner: Any = build_pruner(self.options, self.model)
@@ -372,10 +374,11 @@ def test_rules_name_their_symbol(trial, case, symbol, value, code):
     [
         (
             {},
-            "OPTIMIZER=sgd,adam,adamw,adamwadv,adamwspam,adamwprune "
+            "OPTIMIZER=sgd,adam,adamw,adamwadv,adamwspam,muon,adamwprune "
             "PRUNING=none,magnitude,movement,state",
             [
                 *("sgd-state", "adam-state", "adamw-state", "adamwadv-state", "adamwspam-state"),
+                "muon-state",
                 *("adamwprune-none", "adamwprune-magnitude", "adamwprune-movement"),
             ],
         ),
