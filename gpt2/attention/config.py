@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpt2.attention.options import (
     DenseOptions,
@@ -10,6 +11,7 @@ from gpt2.attention.options import (
     GroupedOptions,
     LatentOptions,
     LearnedOptions,
+    PartOptions,
     PatternOptions,
     PositionOptions,
     ProjectionOptions,
@@ -45,6 +47,9 @@ TRANSFORMS: Registry[TransformOptions] = Registry(
 )
 TERMS: Registry[TermOptions] = Registry("score term", ReciprocalOptions)
 GATES: Registry[GateOptions] = Registry("attention gate", RaCrossTokenOptions)
+REGISTRIES: tuple[Registry[Any], ...] = (
+    *(PROJECTIONS, PATTERNS, POSITIONS, TRANSFORMS, TERMS, GATES),
+)
 
 
 def _small_backend(form: SmallForm, name: str) -> str:
@@ -76,6 +81,11 @@ class AttentionConfig:
         lists = TERMS.bind(values), GATES.bind(values)
         backend, transforms = str(values["ATTENTION_BACKEND"]), TRANSFORMS.bind(values)
         return cls(projection, pattern, positions, *lists, backend, transforms)
+
+    @property
+    def added(self) -> tuple[PartOptions, ...]:
+        """Return the components that attention may have or not."""
+        return *self.transforms, *self.terms, *self.gates
 
     def cost(self, shape: ModelShape) -> Cost:
         """Return the cost of one block, with scores, aggregation and the output projection.

@@ -25,9 +25,8 @@ def covering_steps(cases: Sequence[CheckCase]) -> list[str]:
 
 def components(config: Config) -> list[str]:
     """Return the names of the components that a step may have or not, in order of the model."""
-    attention, mlp = config.model.attention, config.model.mlp
-    added = (*attention.transforms, *attention.terms, *attention.gates, *mlp.mechanisms)
-    return [part.name for part in added]
+    model = config.model
+    return [part.name for part in (*model.attention.added, *model.mlp.mechanisms)]
 
 
 def _options(config: Config) -> set[tuple[str, object]]:

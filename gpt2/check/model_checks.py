@@ -344,8 +344,7 @@ def _statistics(subject: StepUnderTest) -> list[CheckFinding]:
 
 def _components(config: ModelConfig) -> list[PartOptions]:
     """Return the options of the components that a model may have or not."""
-    attention = config.attention
-    return [*attention.transforms, *attention.terms, *attention.gates, *config.mlp.mechanisms]
+    return [*config.attention.added, *config.mlp.mechanisms]
 
 
 def _zero_strength(subject: StepUnderTest) -> list[CheckFinding]:

@@ -14,7 +14,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS, TRANSFORMS
+from gpt2.attention.config import REGISTRIES as ATTENTION
 from gpt2.config import Config
 from gpt2.mlp.options import ACTIVATIONS, MECHANISMS
 from gpt2.model_config import NORMS
@@ -94,7 +94,7 @@ def read_resolved_config(run: RunDir, build_dir: Path | None = None) -> Config:
 
 # Every registry of components that the identity of a run names.
 REGISTRIES: tuple[Registry[Any], ...] = (
-    *(PROJECTIONS, PATTERNS, POSITIONS, TRANSFORMS, TERMS, GATES, ACTIVATIONS, MECHANISMS, NORMS),
+    *(*ATTENTION, ACTIVATIONS, MECHANISMS, NORMS),
     *(OPTIMIZERS, ADAMWPRUNE_BASES, PRUNERS),
 )
 # Outside of the identity: what selects the rows, flags and texts that a run records, and what sets or

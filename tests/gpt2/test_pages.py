@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from kconfiglib import Choice
 
-from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS, TRANSFORMS
+from gpt2.attention.config import REGISTRIES
 from gpt2.mlp.options import MECHANISMS
 from gpt2.nsa.options import NsaOptions
 from gpt2.study.study_file import STUDIES
@@ -15,7 +15,7 @@ from lib.config.tree import KconfigTree
 from lib.project import ROOT
 from tests.gpt2.builders import PARTS as PARTS_OF_MODELS
 
-PARTS = [*PROJECTIONS, *PATTERNS, *POSITIONS, *TRANSFORMS, *TERMS, *GATES, *MECHANISMS]
+PARTS = [name for registry in (*REGISTRIES, MECHANISMS) for name in registry]
 
 
 @pytest.fixture(scope="module")

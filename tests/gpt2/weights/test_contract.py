@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpt2.attention.config import GATES, PATTERNS, POSITIONS, PROJECTIONS, TERMS, TRANSFORMS
+from gpt2.attention.config import REGISTRIES
 from gpt2.mlp.options import MECHANISMS
 from gpt2.weights.hf import options_of
 from tests.gpt2.weights.conftest import OWN_CODE, own_code
@@ -33,8 +33,7 @@ def test_the_models_have_every_component(configure):
     models = [configure(**settings).model for settings in OWN_CODE.values()]
     parts = [part for model in models for part in options_of(model)]
     built = {type(part).name for part in parts if "name" in vars(type(part))}
-    registries = (PROJECTIONS, PATTERNS, POSITIONS, TRANSFORMS, TERMS, GATES, MECHANISMS)
-    assert {name for registry in registries for name in registry} <= built
+    assert {name for registry in (*REGISTRIES, MECHANISMS) for name in registry} <= built
 
 
 def some_tokens(batch: int, length: int = LENGTH) -> Tensor:
