@@ -1,5 +1,5 @@
 """Attention: one projection × any transformations of queries and keys × one pattern × one position
-encoding × any score terms × any gates.
+encoding × any score terms × any gates × a sink or none.
 
 B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, K key/value heads, H head dim, R
 latent dim; r the rows of a chunk, c its columns.
@@ -31,6 +31,7 @@ from gpt2.attention.config import AttentionConfig
 from gpt2.attention.cross_token import RaCrossToken
 from gpt2.attention.exposed import AttentionWeightsTap
 from gpt2.attention.options import (
+    AttentionSinkOptions,
     AttentionWeightsOptions,
     DenseOptions,
     FullOptions,
@@ -54,6 +55,7 @@ from gpt2.attention.rows import (
     chunk_softmaxes,
     repeat_kv,
 )
+from gpt2.attention.sink import AttentionSink
 from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.attention.triton import (
     TileLaunch,
@@ -91,6 +93,7 @@ MODULES: dict[type[Any], Callable[..., Any]] = {
     ReciprocalOptions: Reciprocal,
     RaCrossTokenOptions: RaCrossToken,
     QkNormOptions: QkNorm,
+    AttentionSinkOptions: AttentionSink,
 }
 
 
@@ -118,6 +121,7 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
         self.terms = nn.ModuleDict({term.name: build(shape, term) for term in options.terms})
         self.gates = nn.ModuleDict({gate.name: build(shape, gate) for gate in options.gates})
+        self.sinks = nn.ModuleDict({sink.name: build(shape, sink) for sink in options.sinks})
         modules = {each.name: build(shape, each) for each in options.transforms}
         self.transforms = nn.ModuleDict(modules)
         # A pattern with its own kernel encodes positions itself.
@@ -126,7 +130,7 @@ class Attention(nn.Module):
         self.pattern: Any = build(shape, options.pattern, options, block)
         if isinstance(self.pattern, CustomAttention):
             self.pattern.transforms = tuple(modules.values())
-        needs_weights = options.terms or options.gates or request
+        needs_weights = options.terms or options.gates or options.sinks or request
         assert not (
             options.pattern.attends and needs_weights
         ), "pattern does not expose attention weights"
@@ -184,6 +188,7 @@ class Attention(nn.Module):
         kernel.
 
         attention/entropy   −Σ_j p_ij ln p_ij, nats
+        attention_sink/share  1 − Σ_j p_ij, the weight of the sink
         <term>/share        Σ_j p_ij |r_ij| / (|r_ij| + |s_ij|): r the term's addition to the score s
         <term>/moved        ½ Σ_j |p_ij − p⁰_ij|: p⁰ the weights without the term
         <gate>/gate_*       see ``gate_statistics``
@@ -200,6 +205,8 @@ class Attention(nn.Module):
                 soft, _ = chunk_softmaxes(plan, q_BNTH, k_BNTH, chunk)
                 p_BNrc = soft.last_BNrc
                 sums["attention/entropy"].append(torch.special.entr(p_BNrc).sum())
+                if soft.last_sink_BNr is not None:
+                    sums["attention_sink/share"].append(soft.last_sink_BNr.sum())
                 for name, term in zip(self.terms, plan.terms, strict=True):
                     others = replace(plan, terms=[each for each in plan.terms if each is not term])
                     without, _ = chunk_softmaxes(others, q_BNTH, k_BNTH, chunk)
@@ -236,7 +243,8 @@ class Attention(nn.Module):
         terms = cast(list[ScoreTerm], list(self.terms.values()))
         gates = cast(list[Gate], list(self.gates.values()))
         kernels = self.score_chunks, self.tile_launch, self.options.backend
-        return AttentionPlan(self.pattern, terms, gates, self.reader, dropout, *kernels)
+        sink = cast(AttentionSink | None, next(iter(self.sinks.values()), None))
+        return AttentionPlan(self.pattern, terms, gates, self.reader, dropout, *kernels, sink)
 
     def _scaled(self, result: AttentionResult, state: BlockState) -> Tensor:
         """Return the head outputs, multiplied by the gates outside the kernel and by ``state``."""
@@ -260,7 +268,8 @@ AttentionBackend = Callable[[QKV, AttentionPlan], AttentionResult]
 
 def attend_sdpa(qkv: QKV, plan: AttentionPlan) -> AttentionResult:
     mask = plan.pattern.sdpa_arguments(qkv.q_BNTH.shape[2], qkv.q_BNTH.device)
-    return AttentionResult(sdpa.attend(qkv, mask, plan.sdpa_kernel, plan.dropout), (), None)
+    context_BNTH = sdpa.attend(qkv, mask, plan.sdpa_kernel, plan.dropout, plan.sink_N)
+    return AttentionResult(context_BNTH, (), None)
 
 
 def attend_rows(qkv: QKV, plan: AttentionPlan) -> AttentionResult:
@@ -283,13 +292,14 @@ def attend_tiles(qkv: QKV, plan: AttentionPlan) -> AttentionResult:
             if not gate.scales_scores:
                 spec = gated
                 continue
-            first = tiled_attention(q_BNTH, k, None, alpha_N, None, gated, launch)
+            first = tiled_attention(q_BNTH, k, None, alpha_N, None, plan.sink_N, gated, launch)
             assert first.statistic_BNT is not None
             statistics.append(first.statistic_BNT)
             factor_BNT = gate.factor(first.statistic_BNT, list(gate.parameters()))
         learns = plan.reader is not None and not plan.reader.request.detach
         context, statistic, mean_BTS = tiled_attention(
-            q_BNTH, k, v, alpha_N, factor_BNT, spec, launch, plan.reader is not None, learns
+            *(q_BNTH, k, v, alpha_N, factor_BNT, plan.sink_N, spec, launch),
+            *(plan.reader is not None, learns),
         )
     weights = None
     if plan.reader:

@@ -156,13 +156,15 @@ class Gate(nn.Module):
         scores_BNrc: Tensor,
         chunk: RowChunk,
         kept: dict["Gate", Tensor],
+        sink_BNr: Tensor | None = None,
     ) -> Tensor:
         """Return the statistic of every row, BNr, differentiated by autograd with respect to
         ``weights``.
 
         ``scores``, of which ``weights`` is the softmax, are a constant near MASKED_SCORE in masked
         pairs. The derivative may lack a constant per row, which cancels in the gradient of the
-        softmax. Backward computes the chunk again and finds in ``kept`` what forward put there.
+        softmax. Backward computes the chunk again and finds in ``kept`` what forward put there. With
+        a sink, whose weight is ``sink``, weights sum to less than 1, and no constant cancels.
         """
 
     @abstractmethod

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpt2.attention.options import (
+    AttentionSinkOptions,
     DenseOptions,
     FullOptions,
     GateOptions,
@@ -19,6 +20,7 @@ from gpt2.attention.options import (
     RaCrossTokenOptions,
     ReciprocalOptions,
     RopeOptions,
+    SinkOptions,
     SlidingOptions,
     TermOptions,
     TransformOptions,
@@ -47,8 +49,9 @@ TRANSFORMS: Registry[TransformOptions] = Registry(
 )
 TERMS: Registry[TermOptions] = Registry("score term", ReciprocalOptions)
 GATES: Registry[GateOptions] = Registry("attention gate", RaCrossTokenOptions)
+SINKS: Registry[SinkOptions] = Registry("attention sink", AttentionSinkOptions)
 REGISTRIES: tuple[Registry[Any], ...] = (
-    *(PROJECTIONS, PATTERNS, POSITIONS, TRANSFORMS, TERMS, GATES),
+    *(PROJECTIONS, PATTERNS, POSITIONS, TRANSFORMS, TERMS, GATES, SINKS),
 )
 
 
@@ -61,7 +64,7 @@ def _small_backend(form: SmallForm, name: str) -> str:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Attention configuration: projection, transformations, pattern, positions, terms, gates."""
+    """Attention configuration: projection, transformations, pattern, positions, terms, gates, sink."""
 
     projection: ProjectionOptions
     pattern: PatternOptions
@@ -71,6 +74,8 @@ class AttentionConfig:
     # auto, rows, triton, or an SDPA kernel (see backends.py); empty if the pattern has its own kernel.
     backend: str = kconfig_field("ATTENTION_BACKEND", form=True, small=_small_backend)
     transforms: tuple[TransformOptions, ...] = field(default=(), metadata={"off": ()})
+    # One at most.
+    sinks: tuple[SinkOptions, ...] = field(default=(), metadata={"off": ()})
 
     @classmethod
     def from_values(cls, values: Mapping[str, SymbolValue]) -> "AttentionConfig":
@@ -80,12 +85,13 @@ class AttentionConfig:
         (positions,) = POSITIONS.bind(values)
         lists = TERMS.bind(values), GATES.bind(values)
         backend, transforms = str(values["ATTENTION_BACKEND"]), TRANSFORMS.bind(values)
-        return cls(projection, pattern, positions, *lists, backend, transforms)
+        sinks = SINKS.bind(values)
+        return cls(projection, pattern, positions, *lists, backend, transforms, sinks)
 
     @property
     def added(self) -> tuple[PartOptions, ...]:
         """Return the components that attention may have or not."""
-        return *self.transforms, *self.terms, *self.gates
+        return *self.transforms, *self.terms, *self.gates, *self.sinks
 
     def cost(self, shape: ModelShape) -> Cost:
         """Return the cost of one block, with scores, aggregation and the output projection.
@@ -102,5 +108,6 @@ class AttentionConfig:
                 self.pattern.cost(shape, self.projection),
                 *(part.cost(shape, keys) for part in (*self.terms, *self.gates)),
                 *(part.cost(shape, heads) for part in self.transforms),
+                *(part.cost(shape) for part in self.sinks),
             )
         )

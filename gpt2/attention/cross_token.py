@@ -17,12 +17,18 @@ from gpt2.attention.triton import TileSpec
 from gpt2.shape import ModelShape
 
 
-def entropy(weights_BNrc: Tensor, scores_BNrc: Tensor, chunk: RowChunk) -> Tensor:
+def entropy(
+    weights_BNrc: Tensor, scores_BNrc: Tensor, chunk: RowChunk, sink_BNr: Tensor | None = None
+) -> Tensor:
     """Return −Σ p ln p / ln(i+1), BNr, and 1 at i = 0, as (ln Σ exp s − Σ p s) / ln(i+1).
 
-    This avoids a logarithm per pair. The derivatives by s cancel: that of ln Σ exp s is p.
+    This avoids a logarithm per pair. The derivatives by s cancel: that of ln Σ exp s is p. With a
+    sink, which is in that sum, it is multiplied by Σ p; and the derivative by p_j is −ln p_j − 1.
     """
     log_sum = scores_BNrc.amax(-1) - weights_BNrc.detach().amax(-1).log()
+    if sink_BNr is not None:
+        total_BNr = weights_BNrc.sum(-1)
+        log_sum = log_sum * total_BNr - (total_BNr - total_BNr.detach())
     entropy_BNr1 = (log_sum - torch.linalg.vecdot(weights_BNrc, scores_BNrc))[..., None]
     positions_r1 = chunk.positions(entropy_BNr1)
     # Not ln 1 = 0, by which the gradient of a single weight would be divided.
@@ -49,6 +55,7 @@ class RaCrossToken(Gate):
         scores_BNrc: Tensor,
         chunk: RowChunk,
         kept: dict[Gate, Tensor],
+        sink_BNr: Tensor | None = None,
     ) -> Tensor:
         if self.mode == "topk":
             if self not in kept:
@@ -59,7 +66,7 @@ class RaCrossToken(Gate):
         if self.mode == "rms":
             # The root of the sum of squares.
             return torch.linalg.vector_norm(weights_BNrc, dim=-1)
-        return entropy(weights_BNrc, scores_BNrc, chunk)
+        return entropy(weights_BNrc, scores_BNrc, chunk, sink_BNr)
 
     def tile_spec(self, spec: TileSpec) -> TileSpec:
         if self.mode == "max":

@@ -129,6 +129,13 @@ class GateOptions(TermOptions):
         raise NotImplementedError
 
 
+class SinkOptions(PartOptions):
+    """Options of a weight in every row beside those of the keys, which has no value."""
+
+    def cost(self, shape: ModelShape) -> Cost:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class AttentionWeightsOptions:
     """Attention weights that an MLP reads: the mean over heads of the rows, sparsified.
@@ -293,6 +300,21 @@ class ReciprocalOptions(TermOptions):
         """Return the learnable α, and one more dot product of width C per key of the band."""
         alphas = shape.n_head if self.learnable else 0
         return Cost(vectors=alphas, other_flops=2 * shape.n_embd * min(self.window + 1, keys))
+
+
+@dataclass(frozen=True)
+class AttentionSinkOptions(SinkOptions):
+    """Options of a logit b per head beside the scores: p_ij = exp(s_ij) / (exp(b_h) + Σ_j exp(s_ij)).
+
+    Softmax off by one (Miller 2023) with a learnable bias, as in gpt-oss (2025), against the sinks
+    of Xiao et al. 2023, arXiv 2309.17453.
+    """
+
+    name: ClassVar[str] = "attention_sink"
+
+    def cost(self, shape: ModelShape) -> Cost:
+        """Return the logits, and an exponential and a sum per row."""
+        return Cost(vectors=shape.n_head, other_flops=2 * shape.n_head)
 
 
 @dataclass(frozen=True)

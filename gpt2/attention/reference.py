@@ -15,6 +15,7 @@ from torch import Tensor
 from gpt2.attention.config import AttentionConfig
 from gpt2.attention.cross_token import reference_factor
 from gpt2.attention.options import (
+    AttentionSinkOptions,
     AttentionWeightsOptions,
     DenseOptions,
     FullOptions,
@@ -29,6 +30,7 @@ from gpt2.attention.options import (
 )
 from gpt2.attention.qk_norm import reference_norm
 from gpt2.attention.reciprocal import reference_scores
+from gpt2.attention.sink import reference_weights
 from gpt2.nsa import reference as nsa
 from gpt2.nsa.options import NsaOptions
 
@@ -112,6 +114,7 @@ def sliding_sees(i: int, j: int, options: SlidingOptions) -> bool:
 # pattern      i, j, options                                                whether i sees j
 # score term   q and k BNTH, row, columns, parameters, options              addition to scores, BNc
 # gate         weights BNc, row, parameters, options                        factor, BN
+# sink         scores BNc, parameters, options                              weights of keys, BNc
 REFERENCES: dict[type[Any], Callable[..., Any]] = {
     DenseOptions: dense_heads,
     GroupedOptions: dense_heads,
@@ -123,6 +126,7 @@ REFERENCES: dict[type[Any], Callable[..., Any]] = {
     SlidingOptions: sliding_sees,
     ReciprocalOptions: reference_scores,
     RaCrossTokenOptions: reference_factor,
+    AttentionSinkOptions: reference_weights,
     # A pattern that attends itself: see the function.
     NsaOptions: nsa.attend,
 }
@@ -160,6 +164,13 @@ class _Formulas:
         encoded: Tensor = REFERENCES[type(positions)](x_BNTH, tokens, positions)
         return encoded
 
+    def softmax(self, scores_BNc: Tensor) -> Tensor:
+        for sink in self.options.sinks:
+            learned = self.subset(f"sinks.{sink.name}.")
+            weights: Tensor = REFERENCES[type(sink)](scores_BNc, learned, sink)
+            return weights
+        return torch.softmax(scores_BNc, -1)
+
     def rows(self, rows: Sequence[int]) -> Iterator[tuple[int, list[int], Tensor, Tensor]]:
         """Yield row, visible columns, last softmax BNc, and factor of the output, BN."""
         tokens, pattern = range(self.q_BNTH.shape[2]), self.options.pattern
@@ -171,7 +182,7 @@ class _Formulas:
             for term in self.options.terms:
                 weights = self.subset(f"terms.{term.name}.")
                 scores = scores + REFERENCES[type(term)](q, k, i, columns, weights, term)
-            first = torch.softmax(scores, -1)
+            first = self.softmax(scores)
             output_factor = torch.ones_like(scores[..., 0])
             for gate in self.options.gates:
                 weights = self.subset(f"gates.{gate.name}.")
@@ -180,7 +191,7 @@ class _Formulas:
                     scores = scores * factor[..., None]
                 else:
                     output_factor = output_factor * factor
-            yield i, columns, torch.softmax(scores, -1), output_factor
+            yield i, columns, self.softmax(scores), output_factor
 
 
 def attention(
@@ -229,18 +240,22 @@ def attention(
     return out_BTC, torch.stack(shown, 1) if shown else None
 
 
-def mean_entropy(
+def mean_statistics(
     x_BTC: Tensor,
     parameters: Parameters,
     n_head: int,
     options: AttentionConfig,
     latent_shift_BTR: Tensor | None = None,
-) -> Tensor:
-    """Return the mean over heads and rows of −Σ p ln p of the weights that multiply V, in nats."""
-    rows = _Formulas(x_BTC, parameters, n_head, options, latent_shift_BTR).rows(
-        range(x_BTC.shape[1])
-    )
-    return torch.stack([-torch.xlogy(p, p).sum(-1) for _, _, p, _ in rows]).mean()
+) -> dict[str, Tensor]:
+    """Return means over heads and rows of the weights p that multiply V.
+
+    attention/entropy, −Σ p ln p in nats, and attention_sink/share, 1 − Σ p, with a sink.
+    """
+    formulas = _Formulas(x_BTC, parameters, n_head, options, latent_shift_BTR)
+    weights = [p for _, _, p, _ in formulas.rows(range(x_BTC.shape[1]))]
+    entropy = torch.stack([-torch.xlogy(p, p).sum(-1) for p in weights]).mean()
+    rest = torch.stack([1 - p.sum(-1) for p in weights]).mean()
+    return {"attention/entropy": entropy} | {f"{sink.name}/share": rest for sink in options.sinks}
 
 
 def sparsify(mean_Bc: Tensor, request: AttentionWeightsOptions) -> Tensor:

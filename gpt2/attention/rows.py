@@ -16,13 +16,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gpt2.attention.components import Gate, QueriesKeys, RowChunk, ScoreTerm, Window
 from gpt2.attention.exposed import AttentionWeightsTap
 from gpt2.attention.projections import QKV
+from gpt2.attention.sink import AttentionSink, softmax_beside
 from gpt2.attention.triton import TileLaunch
 from gpt2.kv_cache import BlockKVCache
 
@@ -66,10 +67,16 @@ class AttentionPlan:
     tile_launch: TileLaunch | None = None
     # Kernel of torch: flash, efficient or math; any other name leaves the choice to torch.
     sdpa_kernel: str = "auto"
+    sink: AttentionSink | None = None
 
-    def parts(self) -> list[ScoreTerm | Gate]:
-        """Return the components with inputs of the row engine: terms, and gates that scale scores."""
-        return [*self.terms, *(gate for gate in self.gates if gate.scales_scores)]
+    @property
+    def sink_N(self) -> Tensor | None:
+        return self.sink.logit if self.sink else None
+
+    def parts(self) -> list[nn.Module]:
+        """Return the components with inputs of the row engine: all but gates of the head output."""
+        gates = (gate for gate in self.gates if gate.scales_scores)
+        return [*self.terms, *gates, *([self.sink] if self.sink else [])]
 
     def inputs(self) -> list[Tensor]:
         return [parameter for part in self.parts() for parameter in part.parameters()]
@@ -133,6 +140,9 @@ class ChunkSoftmaxes:
     # Product of the gates that scale scores; None without such a gate (the first softmax is last).
     factor_BNr: Tensor | None
     last_BNrc: Tensor
+    # Weights of the sink in both; None without one.
+    first_sink_BNr: Tensor | None
+    last_sink_BNr: Tensor | None
 
 
 def chunk_softmaxes(
@@ -192,7 +202,7 @@ def softmaxes_from_scores(
     """
     kept = {} if kept is None else kept
     plan.pattern.hide_(scores_BNrc, chunk)
-    first_BNrc = scores_BNrc.softmax(-1)
+    first_BNrc, first_sink_BNr = softmax_beside(scores_BNrc, plan.sink)
     gates = [gate for gate in plan.gates if gate.scales_scores]
     inputs: dict[Gate, list[Tensor]] = {gate: list(gate.parameters()) for gate in gates}
     if graph:
@@ -201,19 +211,23 @@ def softmaxes_from_scores(
     factor_BNr: Tensor | None = None
     with torch.set_grad_enabled(graph):
         statistics_BNr = [
-            gate.statistic(first_BNrc, scores_BNrc, chunk, kept) for gate in plan.gates
+            gate.statistic(first_BNrc, scores_BNrc, chunk, kept, first_sink_BNr)
+            for gate in plan.gates
         ]
         for gate, statistic_BNr in zip(plan.gates, statistics_BNr, strict=True):
             if gate.scales_scores:
                 factor = gate.factor(statistic_BNr, inputs[gate])
                 factor_BNr = factor if factor_BNr is None else factor_BNr * factor
-    last_BNrc = first_BNrc
+    last_BNrc, last_sink_BNr = first_BNrc, first_sink_BNr
     if factor_BNr is not None:
         scaled_BNrc = scores_BNrc * factor_BNr.detach()[..., None]
         # A small factor must not unmask hidden pairs.
         plan.pattern.hide_(scaled_BNrc, chunk)
-        last_BNrc = scaled_BNrc.softmax(-1)
-    return ChunkSoftmaxes(scores_BNrc, first_BNrc, statistics_BNr, inputs, factor_BNr, last_BNrc)
+        last_BNrc, last_sink_BNr = softmax_beside(scaled_BNrc, plan.sink)
+    return ChunkSoftmaxes(
+        *(scores_BNrc, first_BNrc, statistics_BNr, inputs, factor_BNr, last_BNrc),
+        *(first_sink_BNr, last_sink_BNr),
+    )
 
 
 def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -221,7 +235,7 @@ def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 class ChunkedBackward:
-    """Accumulator of the gradients of q, k, v and the parameters of terms and gates."""
+    """Accumulator of the gradients of q, k, v and the parameters of components."""
 
     def __init__(self, plan: AttentionPlan, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor) -> None:
         self.plan = plan
@@ -284,15 +298,25 @@ class ChunkedBackward:
         if soft.factor_BNr is None:
             dgates = self._gates(soft, soft.statistics_BNr, dstatistics_BNr)
             dfirst = dlast_BNrc if dgates is None else dlast_BNrc.add_(dgates)
-            return _through_softmax(soft.first_BNrc, dfirst)
-        dscaled = _through_softmax(soft.last_BNrc, dlast_BNrc)
+            return self._softmax(soft.first_BNrc, dfirst, soft.first_sink_BNr)
+        dscaled = self._softmax(soft.last_BNrc, dlast_BNrc, soft.last_sink_BNr)
         dfactor_BNr = torch.linalg.vecdot(dscaled, soft.scores_BNrc)
         roots = [*soft.statistics_BNr, soft.factor_BNr]
         dgates = self._gates(soft, roots, [*dstatistics_BNr, dfactor_BNr])
         dscaled *= soft.factor_BNr.detach()[..., None]
-        return (
-            dscaled if dgates is None else _through_softmax(soft.first_BNrc, dgates).add_(dscaled)
-        )
+        if dgates is None:
+            return dscaled
+        return self._softmax(soft.first_BNrc, dgates, soft.first_sink_BNr).add_(dscaled)
+
+    def _softmax(
+        self, weights_BNrc: Tensor, dweights_BNrc: Tensor, sink_BNr: Tensor | None
+    ) -> Tensor:
+        """Backpropagate through a softmax; return the gradient of its scores."""
+        mean_BNr = torch.linalg.vecdot(weights_BNrc, dweights_BNrc)
+        if self.plan.sink and sink_BNr is not None:
+            # The weight of the sink itself has no gradient.
+            self.dinputs[self.plan.sink][0] -= (sink_BNr * mean_BNr).sum((0, 2))
+        return dweights_BNrc.sub_(mean_BNr[..., None]).mul_(weights_BNrc)
 
     def _gates(
         self, soft: ChunkSoftmaxes, roots: Sequence[Tensor], droots: Sequence[Tensor | None]
@@ -328,11 +352,6 @@ def _add_(totals: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
     for total, gradient in zip(totals, gradients, strict=True):
         if gradient is not None:
             total.add_(gradient)
-
-
-def _through_softmax(weights_BNrc: Tensor, dweights_BNrc: Tensor) -> Tensor:
-    mean = torch.linalg.vecdot(weights_BNrc, dweights_BNrc)[..., None]
-    return dweights_BNrc.sub_(mean).mul_(weights_BNrc)
 
 
 @torch.compiler.disable

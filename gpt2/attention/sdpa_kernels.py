@@ -3,12 +3,15 @@
 N heads, H head dim.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from gpt2.attention.components import Window
 from gpt2.attention.projections import QKV
-from gpt2.attention.sdpa import allowing, attend, only_backend
+from gpt2.attention.sdpa import allowing, attend, only_backend, with_sink
 from gpt2.model_config import ModelConfig
 from lib.env.observe import detect_sdpa_kernel, selected_sdpa_backend
 from lib.errors import PreflightError
@@ -36,10 +39,17 @@ def selected_sdpa_kernel(
 ) -> str:
     """Return the kernel that torch selects; raises PreflightError if it cannot run."""
     options, shape = model.attention, model.shape
-    q = _zeros(model, shape.n_head, shape.block_size, precision, device)
-    mask = Window(options.pattern.width).sdpa_arguments(shape.block_size, device)
-    with allowing(options.backend, q, dropout, PreflightError):
-        return selected_sdpa_backend(q, options.projection.kv_heads(model.shape), dropout, mask)
+    kv_heads = options.projection.kv_heads(shape)
+    q, k = (
+        _zeros(model, count, shape.block_size, precision, device)
+        for count in (shape.n_head, kv_heads)
+    )
+    heads = QKV(q, k, k)
+    mask: Mapping[str, Any] = Window(options.pattern.width).sdpa_arguments(shape.block_size, device)
+    if options.sinks:
+        heads, mask = with_sink(heads, mask, q.new_zeros(shape.n_head))
+    with allowing(options.backend, heads.q_BNTH, dropout, PreflightError):
+        return selected_sdpa_backend(heads.q_BNTH, kv_heads, dropout, mask)
 
 
 def observed_sdpa_kernel(
@@ -56,7 +66,8 @@ def observed_sdpa_kernel(
     q, k, v = (_zeros(model, heads, length, precision, device) for heads in (group, 1, 1))
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(gpus), torch.enable_grad():
-        return detect_sdpa_kernel(attend(QKV(q, k, v), mask, options.backend, dropout))
+        sink_N = q.new_zeros(group) if options.sinks else None
+        return detect_sdpa_kernel(attend(QKV(q, k, v), mask, options.backend, dropout, sink_N))
 
 
 def _zeros(

@@ -58,17 +58,18 @@ def tiled_attention(
     v_BKTH: Tensor | None,
     alpha_N: Tensor | None,
     factor_BNT: Tensor | None,
+    sink_N: Tensor | None,
     spec: TileSpec,
     launch: TileLaunch,
     mean: bool = False,
     learns_mean: bool = True,
 ) -> TileOutputs:
     """Return differentiable outputs, without values no head outputs. ``factor_BNT``, in fp32,
-    multiplies the scores of rows. ``mean``: also the mean weights, with a gradient if
-    ``learns_mean``.
+    multiplies the scores of rows; ``sink_N`` are logits beside them. ``mean``: also the mean
+    weights, with a gradient if ``learns_mean``.
     """
     outputs = _TiledAttention.apply(
-        launch, spec, mean, learns_mean, q_BNTH, k_BKTH, v_BKTH, alpha_N, factor_BNT
+        launch, spec, mean, learns_mean, q_BNTH, k_BKTH, v_BKTH, alpha_N, factor_BNT, sink_N
     )
     return TileOutputs(*outputs)
 
@@ -86,6 +87,7 @@ class _TiledAttention(torch.autograd.Function):
         v: Tensor | None,
         alpha: Tensor | None,
         factor: Tensor | None,
+        sink: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         ctx.launch, ctx.spec, ctx.learns_mean = launch, spec, learns_mean
         ctx.set_materialize_grads(False)
@@ -101,6 +103,7 @@ class _TiledAttention(torch.autograd.Function):
             "k": _rows_of_vectors(k),
             "v": None if v is None else _rows_of_vectors(v),
             "alphas": alpha,
+            "sinks": sink,
             "factor": None if factor is None else factor.contiguous(),
             # Drawn on the device, so that the host does not wait for it.
             "seed": torch.randint(1 << 62, (1,), device=q.device) if drops else None,
@@ -127,6 +130,7 @@ class _TiledAttention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         saved: dict[str, Any] = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         q, k, v, alpha, factor = (saved[name] for name in ("q", "k", "v", "alphas", "factor"))
+        sink = saved["sinks"]
         context, rows = saved.pop("context"), saved["logsum"]
         if not ctx.learns_mean:
             # A compiled graph has a gradient of zeros, which would cost a pass over the scores.
@@ -146,14 +150,17 @@ class _TiledAttention(torch.autograd.Function):
             "dk_rows": _token_major(q, torch.float32) if banded else None,
         }
         dq, dk, dv = (None if x is None else _token_major(x) for x in (q, k, v))
-        dfactor, dalphas = (None if x is None else torch.empty_like(rows) for x in (factor, alpha))
-        by_row = {"context": context, "dfactor": dfactor, "dalphas": dalphas}
+        dfactor, dalphas, dsinks = (
+            None if x is None else torch.empty_like(rows) for x in (factor, alpha, sink)
+        )
+        by_row = {"context": context, "dfactor": dfactor, "dalphas": dalphas, "dsinks": dsinks}
         complete = {"dq": dq}
         ctx.launch("row_gradients", ctx.spec, shared | by_row | ({} if banded else complete))
         by_column = {"dk": dk, "dv": dv}
         ctx.launch("column_gradients", ctx.spec, shared | by_column | (complete if banded else {}))
         dalpha = None if dalphas is None else dalphas.sum((0, 2)).to(alpha.dtype)
-        return None, None, None, None, dq, dk, dv, dalpha, dfactor
+        dsink = None if dsinks is None else dsinks.sum((0, 2)).to(sink.dtype)
+        return None, None, None, None, dq, dk, dv, dalpha, dfactor, dsink
 
 
 def _rows_of_vectors(x: Tensor) -> Tensor:
@@ -202,7 +209,9 @@ def place_of(device: torch.device, dtype: torch.dtype) -> Place:
 _WRITTEN: Mapping[str, frozenset[str]] = {
     "forward": frozenset({"context", "logsum", "statistic", "edge", "share"}),
     "mean_weights": frozenset({"mean"}),
-    "row_gradients": frozenset({"dq", "deltas", "dq_rows", "dk_rows", "dfactor", "dalphas"}),
+    "row_gradients": frozenset(
+        {"dq", "deltas", "dq_rows", "dk_rows", "dfactor", "dalphas", "dsinks"}
+    ),
     "column_gradients": frozenset({"dq", "dk", "dv"}),
 }
 

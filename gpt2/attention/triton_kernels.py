@@ -28,6 +28,7 @@ import triton.language as tl
 MODES = {"": 0, "entropy": 1, "rms": 2, "topk": 3}
 _ENTROPY, _RMS, _TOPK = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 _LN_2 = tl.constexpr(math.log(2))
+_LOG2_E = tl.constexpr(math.log2(math.e))
 # The fewest rounds of Philox that pass all tests of its authors (Salmon et al. 2011, table 2).
 _ROUNDS = tl.constexpr(7)
 # Edge of the largest scores of a row with fewer scores: below every score.
@@ -119,6 +120,12 @@ def _scores(x, y, score, factor_XY, i_XY, j_XY, BAND: tl.constexpr):  # type: ig
     raw_XY = raw_XY * score.scale
     seen_XY = (distance_XY >= 0) & (distance_XY < score.window)
     return raw_XY, tl.where(seen_XY, raw_XY * factor_XY, -float("inf"))
+
+
+@triton.jit
+def _sink_weight(sinks, h, logsum_M):  # type: ignore[no-untyped-def]
+    """Return the weight of the sink of a head in each row."""
+    return tl.exp2(tl.load(sinks + h) * _LOG2_E - logsum_M)
 
 
 @triton.jit
@@ -220,12 +227,15 @@ def _visit(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _store_statistic(  # type: ignore[no-untyped-def]
-    tile, row, logsum_M, sums, n: tl.constexpr, MODE: tl.constexpr, L: tl.constexpr
+    tile, row, sinks, logsum_M, sums, n: tl.constexpr, MODE: tl.constexpr, L: tl.constexpr
 ):
     _, sum_M, _, moment_M, best_ML, level_M = sums
     at_M, mask_M = tile.at_M, tile.mask_M
     if MODE == _ENTROPY:
-        entropy_M = (logsum_M - moment_M / sum_M) / tl.log2(tile.i_M + 1.0)
+        all_M = logsum_M
+        if sinks is not None:
+            all_M = logsum_M * (1 - _sink_weight(sinks, tile.h, logsum_M))
+        entropy_M = (all_M - moment_M / sum_M) / tl.log2(tile.i_M + 1.0)
         tl.store(row.statistic + at_M, tl.where(tile.i_M == 0, 1.0, entropy_M), mask=mask_M)
     if MODE == _RMS:
         tl.store(row.statistic + at_M, tl.sqrt(moment_M) / sum_M, mask=mask_M)
@@ -241,7 +251,7 @@ def _store_statistic(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    q, k, v, score, alphas, drop, row, context, T, N, g,
+    q, k, v, score, alphas, sinks, drop, row, context, T, N, g,
     H: tl.constexpr, n: tl.constexpr, MODE: tl.constexpr, BAND: tl.constexpr,
     M: tl.constexpr, C: tl.constexpr, P: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
@@ -254,7 +264,10 @@ def _forward(  # type: ignore[no-untyped-def]
     factor_M = _load_factor(row, tile.at_M, tile.mask_M, M)
     zero_M = tl.zeros([M], tl.float32)
     best_ML = tl.full([M, L], -float("inf"), tl.float32)
-    sums = zero_M + _LOWEST, zero_M, tl.zeros([M, P], tl.float32), zero_M, best_ML, zero_M
+    top_M, sum_M = zero_M + _LOWEST, zero_M
+    if sinks is not None:
+        top_M, sum_M = zero_M + tl.load(sinks + tile.h) * _LOG2_E, zero_M + 1.0
+    sums = top_M, sum_M, tl.zeros([M, P], tl.float32), zero_M, best_ML, zero_M
     low, split, high = _columns(first, score, T, BAND, M, C)
     # Outside the band, then inside.
     for near in tl.static_range(not BAND, 2):
@@ -268,7 +281,7 @@ def _forward(  # type: ignore[no-untyped-def]
     if v.at is not None:
         out_MP = (out_MP / sum_M[:, None]).to(context.dtype.element_ty)
         tl.store(context + tile.at_MP, out_MP, mask=tile.mask_MP)
-    _store_statistic(tile, row, logsum_M, sums, n, MODE, L)
+    _store_statistic(tile, row, sinks, logsum_M, sums, n, MODE, L)
 
 
 @triton.jit
@@ -399,8 +412,8 @@ def _store_row_gradients(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _row_gradients(  # type: ignore[no-untyped-def]
-    q, k, v, score, alphas, drop, row, context, dcontext, dmean, deltas, dq, dq_rows, dk_rows,
-    dfactor, dalphas, T, N, g,
+    q, k, v, score, alphas, sinks, drop, row, context, dcontext, dmean, deltas, dq, dq_rows, dk_rows,
+    dfactor, dalphas, dsinks, T, N, g,
     H: tl.constexpr, MODE: tl.constexpr, BAND: tl.constexpr,
     M: tl.constexpr, C: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
@@ -412,6 +425,7 @@ def _row_gradients(  # type: ignore[no-untyped-def]
     numbers = _numbers(row, tile.i_M, tile.at_M, tile.mask_M, MODE, M)
     low, split, high = _columns(first, score, T, BAND, M, C)
     # Σ_j p_ij times the gradient of p_ij.
+    zero_M = tl.zeros([M], tl.float32)
     delta_M, dout_MP = numbers.slope * numbers.statistic, own.first
     if v.at is not None:
         v = _of_head(v, tile.b, tile.h // g)
@@ -424,8 +438,15 @@ def _row_gradients(  # type: ignore[no-untyped-def]
                 split if near else low, high if near else split, delta_M, tile, own, numbers,
                 q, k, score, dmean, mean_row_M, T, N, H, BAND and near == 1, C, P,
             )  # fmt: skip
+    if sinks is not None:
+        weight_M, shift_M = _sink_weight(sinks, tile.h, numbers.logsum), zero_M
+        if MODE == _ENTROPY:
+            # The derivative −ln p − 1 of −p ln p lacks its 1 elsewhere, which cancels without a sink.
+            shift_M = numbers.slope * _LOG2_E / tl.log2(tl.maximum(tile.i_M + 1, 2).to(tl.float32))
+        delta_M += weight_M * shift_M
+        tl.store(dsinks + tile.at_M, weight_M * (shift_M - delta_M), mask=tile.mask_M)
     tl.store(deltas + tile.at_M, delta_M, mask=tile.mask_M)
-    dfactor_M, dq_MP = tl.zeros([M], tl.float32), tl.zeros([M, P], tl.float32)
+    dfactor_M, dq_MP = zero_M, tl.zeros([M, P], tl.float32)
     dk_MP = dq_MP
     for near in tl.static_range(not BAND, 2):
         dq_MP, dk_MP, dfactor_M = _visit_columns(

@@ -316,7 +316,7 @@ def _formulas(subject: StepUnderTest) -> Iterator[CheckFinding]:
 
 @torch.no_grad()
 def _statistics(subject: StepUnderTest) -> list[CheckFinding]:
-    """Compare the recorded entropy of every block with that of the weights by the formulas."""
+    """Compare recorded statistics of attention of every block with those by the formulas."""
     model, findings = subject.small_exact.model, []
     if model.attention.pattern.attends:
         return []
@@ -330,15 +330,16 @@ def _statistics(subject: StepUnderTest) -> list[CheckFinding]:
     for hook in hooks:
         hook.remove()
     for number, (block, (x_BTC, state, *_)) in enumerate(zip(blocks, inputs, strict=True)):
-        formula = attention_reference.mean_entropy(
+        formulas = attention_reference.mean_statistics(
             x_BTC,
             dict(block.attn.named_parameters()),
             model.shape.n_head,
             model.attention,
             state.latent_shift_BTR,
         )
-        actual = block.attn.statistics(x_BTC, state)["attention/entropy"]
-        findings += _by_formulas(f"the entropy of attention in block {number}", actual, formula)
+        actual = block.attn.statistics(x_BTC, state)
+        for name, formula in formulas.items():
+            findings += _by_formulas(f"{name} in block {number}", actual[name], formula)
     return findings
 
 

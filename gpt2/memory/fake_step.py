@@ -149,6 +149,7 @@ class GpuFunctions(TorchFunctionMode):
         dropout_p: float = 0.0,
         is_causal: bool = False,
         enable_gqa: bool = False,
+        scale: float | None = None,
     ) -> Tensor:
         """Run flash, else memory-efficient attention, else plain products.
 

@@ -200,11 +200,12 @@ def probe_plan(
     pattern: Any = build(shape, options.pattern, options, 0)
     terms = [build(shape, term).to(device, dtype) for term in options.terms]
     gates = [build(shape, gate).to(device, dtype) for gate in options.gates]
+    sink = next((build(shape, sink).to(device, dtype) for sink in options.sinks), None)
     reader = None
     if True in model.reads_weights:
         request = AttentionWeightsOptions("none", topk=1, tau=0.0, detach=False)
         reader = AttentionWeightsTap(request, pattern)
-    return AttentionPlan(pattern, terms, gates, reader, shape.dropout)
+    return AttentionPlan(pattern, terms, gates, reader, shape.dropout, sink=sink)
 
 
 def _compare_sparse(

@@ -334,7 +334,7 @@ def _kernel_problems(configs: Sequence[Config]) -> list[Problem]:
 def _compared(model: ModelConfig) -> tuple[Hashable, ...]:
     """Return what the comparison of attention depends on; of the projection, these are the heads."""
     attention = model.attention
-    parts = attention.pattern, attention.terms, attention.gates, attention.backend
+    parts = attention.pattern, attention.terms, attention.gates, attention.sinks, attention.backend
     return *parts, attention.projection.kv_heads(model.shape), model.shape, model.reads_weights
 
 

@@ -13,6 +13,7 @@ from gpt2.attention.config import (
     PATTERNS,
     POSITIONS,
     PROJECTIONS,
+    SINKS,
     TERMS,
     TRANSFORMS,
     AttentionConfig,
@@ -63,6 +64,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "latent": {"latent_dim": 0, "shared_expansion": False},
     "full": {},
     "qk_norm": {},
+    "attention_sink": {},
     "sliding": {"window": 5},
     "learned": {},
     "rope": {"base": 100.0},
@@ -140,6 +142,7 @@ def make_model_config(
     grad_checkpointing: bool = False,
     transforms: tuple[str, ...] = (),
     norm: str = "layernorm",
+    sinks: tuple[str, ...] = (),
     **overrides: Any,
 ) -> ModelConfig:
     """Build the configuration of a small GPT-2; ``overrides`` are fields of Shape and MlpConfig.
@@ -160,6 +163,7 @@ def make_model_config(
         tuple(options(GATES, name) for name in gates),
         backend=attention_backend,
         transforms=tuple(options(TRANSFORMS, name) for name in transforms),
+        sinks=tuple(options(SINKS, name) for name in sinks),
     )
     mlp = {name: overrides.get(name, value) for name, value in MLP.items()}
     mlp["activation"] = make_activation(mlp["activation"])

@@ -30,6 +30,7 @@ EVERY: dict[str, dict[str, Any]] = {
             RACT: {"mode": "entropy", "apply": "weights"},
             "reciprocal": {"learnable": True, "window": 7},
         },
+        "sinks": ("attention_sink",),
     },
     "everything, third options": EVERYTHING
     | {
@@ -48,6 +49,7 @@ EVERY: dict[str, dict[str, Any]] = {
         "norm": "rmsnorm",
         "bias": False,
     },
+    "sink": {"projection": "grouped", "pattern": "sliding", "sinks": ("attention_sink",)},
     "rope": {
         "projection": "grouped",
         "positions": "rope",

@@ -46,11 +46,14 @@ _ALL = _TERM | {
     "MLP_CROSS_TOKEN": True,
     "MLP_CROSS_TOKEN_DETACH_WEIGHTS": False,
 }
+_SINK: dict[str, SymbolValue] = {"RA_CROSS_TOKEN": True, "RA_CROSS_TOKEN_MODE_ENTROPY": True}
+_SINK |= {"ATTENTION_SINK": True}
 # Name and head dim → settings, of the kernels of ``triton.py``.
 TILE_CASES: Mapping[tuple[str, int], dict[str, SymbolValue]] = {
     ("ra", 64): _TERM,
     ("all", 64): _ALL,
     ("all on scores", 64): _ALL | {"RA_CROSS_TOKEN_APPLY_WEIGHTS": True},
+    ("sink", 64): _TERM | _SINK,
     ("all", 128): _ALL,
 }
 # Tokens of a compiled pass; and of an interpreted one, which end within a tile.

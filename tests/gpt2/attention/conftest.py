@@ -87,6 +87,7 @@ def build_case(
     batch=2,
     handed_on=False,
     positions=LearnedOptions(),
+    sinks=(),
     chunks=ScoreChunks(),
     **shape,
 ):
@@ -95,7 +96,8 @@ def build_case(
     n_head, n_embd = shape.pop("n_head", 4), shape.pop("n_embd", 16)
     given = {"dropout": 0.0, "bias": True, **shape}
     sizes = ModelShape(2, n_head, n_embd, length, 64, vocab_size=50, **given)
-    options = AttentionConfig(projection, pattern, positions, terms, gates, backend=backend)
+    parts = (projection, pattern, positions, terms, gates)
+    options = AttentionConfig(*parts, backend=backend, sinks=sinks)
     module = Attention(sizes, options, request)
     module.set_execution(chunks)
     if dtype != torch.get_default_dtype():

@@ -23,6 +23,7 @@ from gpt2.attention.components import Window
 from gpt2.attention.exposed import AttentionWeightsTap
 from gpt2.attention.largest import largest_values
 from gpt2.attention.options import (
+    AttentionSinkOptions,
     AttentionWeightsOptions,
     RaCrossTokenOptions,
     ReciprocalOptions,
@@ -55,6 +56,7 @@ class Composition:
     detach: bool = False
     batch: int = 1
     tile: tuple[int, int] = (16, 16)
+    sink: bool = False
 
     def plan(self, dtype: torch.dtype) -> AttentionPlan:
         """Build the components with parameters of ``dtype``."""
@@ -71,7 +73,11 @@ class Composition:
         if self.reader:
             request = AttentionWeightsOptions(self.reader, 3, 0.5, self.detach)  # type: ignore[arg-type]
             reader = AttentionWeightsTap(request, pattern)
-        return AttentionPlan(pattern, terms, gates, reader)
+        sink = build(shape, AttentionSinkOptions()).to(dtype) if self.sink else None
+        if sink:
+            with torch.no_grad():
+                sink.logit.copy_(torch.linspace(-1.0, 2.0, heads))
+        return AttentionPlan(pattern, terms, gates, reader, sink=sink)
 
     def inputs(self, dtype: torch.dtype) -> list[Tensor]:
         """Draw q, k and v."""
@@ -127,6 +133,9 @@ COMPOSITIONS = {
     "averaged": Composition(gate=("rms", "weights"), batch=2, length=20),
     "read topk": Composition(reader="topk", band=5),
     "read rms": Composition(reader="rms", window=9, gate=("entropy", "weights")),
+    "sink": Composition(sink=True, window=9, heads=(4, 2)),
+    "sink, read": Composition(sink=True, reader="topk", band=5),
+    **{f"sink, {'-'.join(each)}": Composition(sink=True, band=5, gate=each) for each in GATES},
     "read none": Composition(reader="none", heads=(2, 1), length=20),
     "read detached": Composition(reader="topk", detach=True, length=20),
     "all": Composition(
@@ -264,7 +273,7 @@ def largest() -> dict[str, Any]:
 
 def quick() -> dict[str, Any]:
     """Return the measurements of every test run."""
-    few = ("sliding within the band", "all")
+    few = ("sliding within the band", "all", "sink, entropy-weights")
     return {
         "compositions": {name: errors(COMPOSITIONS[name], torch.float32) for name in few},
         "dropout": dropout(),

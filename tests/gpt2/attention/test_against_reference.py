@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gpt2.attention.options import (
+    AttentionSinkOptions,
     AttentionWeightsOptions,
     DenseOptions,
     FullOptions,
@@ -30,6 +31,7 @@ TERMS = {
     "constant": (ReciprocalOptions(alpha=0.6, window=5, learnable=False),),
     "learnable": (ReciprocalOptions(alpha=0.6, window=13, learnable=True),),
 }
+SINK = (AttentionSinkOptions(),)
 REQUESTS = {
     "topk": AttentionWeightsOptions("topk", topk=3, tau=0.0, detach=False),
     "rms": AttentionWeightsOptions("rms", topk=0, tau=0.8, detach=False),
@@ -47,6 +49,23 @@ REQUESTS = {
 def test_gate_with_term_and_pattern(build, gate, thin_chunks, mode, apply, term, pattern):
     given = dict(pattern=PATTERNS[pattern], terms=TERMS[term], gates=(gate(mode, apply),))
     build(**given).assert_equals_reference(TIGHT)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("apply", APPLY)
+def test_gate_beside_a_sink(build, gate, thin_chunks, mode, apply):
+    given = dict(terms=TERMS["learnable"], gates=(gate(mode, apply),), request=REQUESTS["rms"])
+    build(sinks=SINK, pattern=PATTERNS["sliding"], **given).assert_equals_reference(TIGHT)
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("backend", ["auto", "rows"])
+def test_sink_in_plain_attention(build, thin_chunks, projection, pattern, backend):
+    given = dict(projection=PROJECTIONS[projection], pattern=PATTERNS[pattern], backend=backend)
+    case = build(sinks=SINK, **given)
+    assert case.module.backend == {"auto": "sdpa"}.get(backend, backend)
+    case.assert_equals_reference(TIGHT)
 
 
 @pytest.mark.parametrize("choice", [{"head_average": True}, {"detach_stats": True}, {"topk": 1}])

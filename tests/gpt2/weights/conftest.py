@@ -85,6 +85,7 @@ OWN_CODE: dict[str, dict[str, SymbolValue]] = {
         "SLIDING_WINDOW": 7,
         "POSITIONS_ROPE": True,
         "QK_NORM": True,
+        "ATTENTION_SINK": True,
         "MLP_ATTN_GATE": True,
         "MLP_ATTN_GATE_POOLED": True,
         "BIAS": False,
