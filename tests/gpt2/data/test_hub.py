@@ -3,7 +3,6 @@
 import importlib.util
 import shutil
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +13,8 @@ from gpt2.data import hub
 from gpt2.data import prepare as prepare_module
 from gpt2.data.dataset import dataset_folder, open_dataset
 from gpt2.data.prepare import prepare_dataset
+
+HUB = {"dataset_path": "", "dataset_subset": "sample-10BT", "dataset_revision": "main"}
 
 
 def test_every_page_is_complete_and_in_order(streamed, pages, tmp_path, capsys):
@@ -32,11 +33,8 @@ def test_every_page_is_complete_and_in_order(streamed, pages, tmp_path, capsys):
     # The duplicate page.
     assert side[order[8]] == side[order[71]]
     (source,) = dataset.manifest["sources"]
-    assert [f["name"] for f in source["files"]] == [
-        "000_00000.parquet",
-        "000_00001.parquet",
-        "CC/000_00000.parquet",
-    ]
+    names = [f"{name}.parquet" for name in ("000_00000", "000_00001", "CC/000_00000")]
+    assert [f["name"] for f in source["files"]] == names
     assert source["licence"].startswith("ODC-By")
 
 
@@ -103,7 +101,7 @@ def fake_hub(monkeypatch, folder, commit):
     """Replace the repository by ``folder`` at ``commit``; return the recorded calls."""
     import datasets
 
-    calls: list[dict[str, Any]] = []
+    calls = []
     load = datasets.load_dataset
 
     def load_dataset(place, **given):
@@ -122,7 +120,7 @@ def stand_for(monkeypatch, commit):
 
 
 def test_the_hubs_commit_is_recorded_and_used_on_resume(streamed, pages, tmp_path, monkeypatch):
-    settings = streamed(dataset_path="", dataset_subset="sample-10BT", dataset_revision="main")
+    settings = streamed(**HUB)
     calls = fake_hub(monkeypatch, tmp_path / "pages", "a" * 40)
     stop_at(monkeypatch, 50)
     with pytest.raises(KeyboardInterrupt):
@@ -131,18 +129,14 @@ def test_the_hubs_commit_is_recorded_and_used_on_resume(streamed, pages, tmp_pat
     stand_for(monkeypatch, "b" * 40)
     prepare_dataset(settings, tmp_path)
     (source,) = open_dataset(settings, tmp_path).manifest["sources"]
-    assert (source["subset"], source["revision"], source["commit"]) == (
-        "sample-10BT",
-        "main",
-        "a" * 40,
-    )
-    assert [(c["place"], c["name"], c["revision"]) for c in calls] == [
-        ("HuggingFaceFW/fineweb-edu", "sample-10BT", "a" * 40)
-    ] * 2
+    recorded = (source["subset"], source["revision"], source["commit"])
+    assert recorded == ("sample-10BT", "main", "a" * 40)
+    asked = ("HuggingFaceFW/fineweb-edu", "sample-10BT", "a" * 40)
+    assert [(c["place"], c["name"], c["revision"]) for c in calls] == [asked] * 2
 
 
 def test_an_error_lists_all_remedies_and_no_secret(streamed, tmp_path, monkeypatch, refused):
-    hub_settings = streamed(dataset_path="", dataset_subset="sample-10BT", dataset_revision="main")
+    hub_settings = streamed(**HUB)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     problem = refused("data.unreadable", prepare_dataset, hub_settings, tmp_path)
@@ -179,34 +173,31 @@ def damage_page(path):
     content.tofile(path)
 
 
+def without_pages(folder):
+    for path in folder.rglob("*.parquet"):
+        path.unlink()
+
+
+def written(name, content):
+    return lambda folder: (folder / f"{name}.parquet").write_bytes(content)
+
+
+def table(**columns):
+    return lambda folder: pq.write_table(pa.table(columns), folder / "000_00000.parquet")
+
+
 @pytest.mark.parametrize(
     ("damage", "code", "details"),
     [
-        (lambda f: damage_page(f / "000_00001.parquet"), "data.unreadable", "pages: "),
-        (shutil.rmtree, "data.missing", "pages: "),
-        (lambda f: [p.unlink() for p in f.rglob("*.parquet")], "data.missing", "*.parquet"),
-        (
-            lambda f: (f / "000_00000.parquet").write_bytes(b"x" * 99),
-            "data.damaged",
-            "000_00000.parquet: ",
-        ),
-        (
-            lambda f: (f / "000_00001.parquet").write_bytes(b""),
-            "data.damaged",
-            "000_00001.parquet: ",
-        ),
-        (
-            lambda f: pq.write_table(pa.table({"body": ["x"]}), f / "000_00000.parquet"),
-            "data.invalid-format",
-            "got columns body",
-        ),
-        (
-            lambda f: pq.write_table(pa.table({"text": ["x", None]}), f / "000_00000.parquet"),
-            "data.invalid-format",
-            "NoneType in row 1",
-        ),
+        (lambda folder: damage_page(folder / "000_00001.parquet"), "unreadable", "pages: "),
+        (shutil.rmtree, "missing", "pages: "),
+        (without_pages, "missing", "*.parquet"),
+        (written("000_00000", b"x" * 99), "damaged", "000_00000.parquet: "),
+        (written("000_00001", b""), "damaged", "000_00001.parquet: "),
+        (table(body=["x"]), "invalid-format", "got columns body"),
+        (table(text=["x", None]), "invalid-format", "NoneType in row 1"),
     ],
 )
 def test_a_bad_local_copy(damage, code, details, streamed, pages, tmp_path, refused):
     damage(tmp_path / "pages")
-    assert details in str(refused(code, prepare_dataset, streamed(), tmp_path))
+    assert details in str(refused(f"data.{code}", prepare_dataset, streamed(), tmp_path))

@@ -85,7 +85,7 @@ def test_workers_change_nothing_and_end_with_the_iterator(loader):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_yielded_steps_are_reported(workers, loader, sampler):
-    told: list[list[int]] = []
+    told = []
     many = loader(micro=3, ranks=2, rank=1, step=4, loader_workers=workers, told=told)
     stream = iter(many)
     assert [next(stream) for _ in range(3)] and len(told) == 3

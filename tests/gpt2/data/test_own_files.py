@@ -40,7 +40,7 @@ def test_files_that_are_left_out_are_named(config, texts, tmp_path, capsys):
     assert line.startswith("WARN") and "2 *.md, 1 linked folder linked, 1 LICENSE" in line
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), max_size=9))
 def test_any_file_name_is_the_name_of_a_document(name, tmp_path_factory):
     folder = tmp_path_factory.mktemp("named")
@@ -48,7 +48,7 @@ def test_any_file_name_is_the_name_of_a_document(name, tmp_path_factory):
     assert read(folder) == [(f"a{name}.txt", "text")]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(text=st.text())
 @example(text="\ufeffsigned\r\nlines\r")
 @example(text="a\ufeffb\u200b\u00ad\u202e")
@@ -66,11 +66,8 @@ def test_any_text_is_decoded_the_same_in_a_file_and_in_a_line(text, tmp_path_fac
 @pytest.mark.parametrize(
     ("encoding", "suggested"),
     [
-        ("utf-16", "UTF-16"),
-        ("utf-32", "UTF-32"),
-        ("utf-16-le", "UTF-16LE"),
-        ("utf-16-be", "UTF-16BE"),
-        ("latin1", "latin1"),
+        *(("utf-16", "UTF-16"), ("utf-32", "UTF-32"), ("utf-16-le", "UTF-16LE")),
+        *(("utf-16-be", "UTF-16BE"), ("latin1", "latin1")),
     ],
 )
 def test_another_encoding_is_refused_with_the_command_that_converts_it(
@@ -83,24 +80,6 @@ def test_another_encoding_is_refused_with_the_command_that_converts_it(
     command = problem.next.split("example: ")[1].split("; then")[0]
     subprocess.run(command, shell=True, check=True, cwd=tmp_path)
     assert decode((tmp_path / "converted").read_bytes(), path) == "naïve café\n"
-
-
-@pytest.mark.parametrize(
-    ("line", "detail"),
-    [
-        (b"{not json}", "JSON"),
-        (b'{"text": "\xff"}', "UTF-8"),
-        (b'["text"]', "list"),
-        (b'{"body": "x"}', "'text'"),
-        (b'{"text": 3}', "int"),
-        (b'{"text": "\\ud800"}', "surrogate"),
-    ],
-)
-def test_bad_jsonl_line(line, detail, tmp_path, refused):
-    path = tmp_path / "d.jsonl"
-    path.write_bytes(b'{"text": "good"}\n\n' + line + b"\n")
-    problem = refused("data.invalid-format", lambda: read(path, "jsonl"))
-    assert problem.where == f"{path}:3" and detail in problem.what
 
 
 @pytest.mark.parametrize("data_format", ["text", "jsonl", "bin"])
@@ -138,40 +117,15 @@ def test_a_file_that_grows_while_it_is_read(config, texts, tmp_path, monkeypatch
     assert [p.name for p in (tmp_path / "data").glob("*custom*")] == []
 
 
-def write_tokens(folder, train, val, dtype="<u2"):
+def write_tokens(folder, train, val):
     folder.mkdir(exist_ok=True)
-    np.array(train, dtype).tofile(folder / "train.bin")
-    np.array(val, dtype).tofile(folder / "val.bin")
+    np.array(train, "<u2").tofile(folder / "train.bin")
+    np.array(val, "<u2").tofile(folder / "val.bin")
     return folder
 
 
-PROSE = list(b"To be, or not to be, that is the question.\n" * 40)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "low"), [("<u4", 0), (">u4", 0), ("<i8", 0), (">i8", 0), ("<u4", 120_000)]
-)
-def test_wider_token_ids_are_refused(dtype, low, tmp_path, refused):
-    folder = write_tokens(tmp_path / "tokens", np.array(PROSE) + low, PROSE, dtype)
-    problem = refused("data.invalid-format", lambda: TokenFiles.at(folder))
-    assert problem.where == str(folder / "train.bin")
-    bits = 8 * np.dtype(dtype).itemsize
-    assert f"{bits} bits" in problem.what and f"'{dtype[0]}u{bits // 8}'" in problem.next
-
-
-def test_headers_of_other_programs(tmp_path, refused):
-    write_tokens(tmp_path, PROSE, PROSE)
-    plain = (tmp_path / "val.bin").read_bytes()
-    (tmp_path / "val.bin").write_bytes(np.array([20240520, 1, 1720], "<i4").tobytes() + plain)
-    problem = refused("data.invalid-format", lambda: TokenFiles.at(tmp_path))
-    assert "llm.c" in problem.what and "+1025" in problem.next
-    with open(tmp_path / "val.bin", "wb") as stream:
-        np.save(stream, np.frombuffer(plain, "<u2"))
-    assert "NumPy" in refused("data.invalid-format", lambda: TokenFiles.at(tmp_path)).what
-
-
 def test_a_vocabulary_of_characters_is_refused_and_not_unpickled(tmp_path, refused):
-    write_tokens(tmp_path, PROSE, PROSE)
+    write_tokens(tmp_path, [1, 2], [3, 4])
 
     class Trap:
         def __reduce__(self):
@@ -193,18 +147,6 @@ def test_token_files_keep_their_split(config, tmp_path, capsys):
     assert dataset.val.documents is None
     assert dataset.manifest["split"]["rule"] == "as given: train.bin and val.bin"
     assert "largest token id 64 of 257" in capsys.readouterr().err
-
-
-def test_ids_of_another_tokenizer_and_an_odd_size(config, tmp_path, refused):
-    settings = config(custom_format="bin")
-    write_tokens(tmp_path / "texts", [1, 256, 257], [1])
-    problem = refused("data.tokenizer-mismatch", lambda: prepare_dataset(settings, tmp_path))
-    assert "token 2 " in problem.what and "got 257" in problem.what
-    (tmp_path / "texts" / "train.bin").write_bytes(b"\1\0\2")
-    assert refused(
-        "data.invalid-format", lambda: prepare_dataset(settings, tmp_path)
-    ).where.endswith("train.bin")
-    assert not list((tmp_path / "data").glob("*custom*"))
 
 
 @pytest.mark.parametrize("width", [1, 3, 10])

@@ -15,7 +15,7 @@ from gpt2.data.prepare import prepare_dataset
 from lib.console import run_main
 
 # Functions of a preparation before whose n-th call a process receives a signal.
-PLACES: dict[str, tuple[object, str]] = {
+PLACES = {
     "writing": (shards.SplitWriter, "add"),
     "before checkpoint": (prepare_module, "write_json"),
     "after checkpoint": (shards.SplitWriter, "add_document"),
@@ -49,7 +49,7 @@ def prepare_until(config, build_dir, where, count, by):
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     owner, name = PLACES[where]
     original = getattr(owner, name)
-    calls: list[object] = []
+    calls = []
 
     def dying(*given, **named):
         calls.append(given)
@@ -76,7 +76,7 @@ def interrupted(config, build_dir, where, count, by):
 @pytest.fixture
 def tokenized(monkeypatch):
     """Ids of the documents that this process tokenizes."""
-    seen: list[str] = []
+    seen = []
     original = prepare_module._add
 
     def add(document, *rest):

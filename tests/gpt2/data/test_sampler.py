@@ -77,10 +77,8 @@ def test_the_order_is_a_chain_over_steps():
     assert order_digest() == link.hex()
 
 
-# Ten steps of three have the same thirty sequences in other steps.
-@pytest.mark.parametrize(
-    "change",
-    [{"seed": 8}, {"tokens": 9_990}, {"block": 9}, {"steps": 4}, {"batch": 3, "steps": 10}],
-)
-def test_another_order_has_another_digest(change):
-    assert order_digest(**change) != order_digest()
+def test_another_order_has_another_digest():
+    changes = ({"seed": 8}, {"tokens": 9_990}, {"block": 9}, {"steps": 4})
+    # Ten steps of three have the same thirty sequences in other steps.
+    digests = [order_digest(**change) for change in (*changes, {"batch": 3, "steps": 10}, {})]
+    assert len({*digests}) == len(digests)

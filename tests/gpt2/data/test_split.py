@@ -12,7 +12,6 @@ from gpt2.data.dataset import dataset_folder, open_dataset
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.split import Document, folded_digest, pieces
 from gpt2.data.tokenizer import ByteTokenizer
-from lib.errors import DataError
 
 
 def split_of(config, build_dir):
@@ -150,23 +149,6 @@ def test_a_separate_folder_is_held_out(apart, texts, tmp_path):
     assert dataset_folder(apart(val_fraction=0.1), tmp_path) == dataset_folder(apart(), tmp_path)
     (tmp_path / "held-out" / "last.txt").write_text("Another end.")
     assert not dataset_folder(apart(), tmp_path).exists()
-
-
-# A signature and other line ends hide no equal document.
-@pytest.mark.parametrize("signed", [False, True])
-def test_an_exact_duplicate_is_an_error_with_both_names(signed, apart, texts, tmp_path):
-    text = texts["07.txt"].encode()
-    if signed:
-        text = b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n")
-    (tmp_path / "held-out" / "copied.txt").write_bytes(text)
-    with pytest.raises(DataError) as caught:
-        prepare_dataset(apart(), tmp_path)
-    assert caught.value.codes == ["data.split-overlap", "data.split-overlap"]
-    pair, total = caught.value.problems
-    assert "07.txt" in pair.what and "copied.txt" in pair.what
-    assert total.what.startswith("1 document(s)")
-    assert caught.value.exit_code == 3
-    assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
 
 
 def test_near_duplicates_are_listed(apart, texts, tmp_path, capsys):

@@ -1,5 +1,8 @@
 """Plans and checks try the split that ``make`` will make, and write nothing."""
 
+import re
+
+import numpy as np
 import pytest
 
 from gpt2.check.cases import plan_cases
@@ -26,47 +29,70 @@ def test_a_text_that_can_be_split_leaves_nothing_behind(config, texts, tmp_path,
     assert "1 *.md" in printed and "(3 and 3 pieces)" in printed
 
 
-REFUSED: dict[str, tuple[dict[str, bytes], dict[str, str], str]] = {
-    "no text": ({"texts/a.txt": b"", "texts/b.txt": b""}, {}, "data.empty-split"),
-    "one character": ({"texts/a.txt": b"1"}, {}, "data.empty-split"),
-    "a signature": ({"texts/a.txt": b"\xef\xbb\xbf\r\n"}, {}, "data.empty-split"),
-    "held-out signature": (
-        {"texts/a.txt": b"text\n" * 99, "held.txt": b"\xef\xbb\xbf"},
-        {"custom_val_path": "held.txt"},
-        "data.empty-split",
-    ),
-    "no held-out token": (
-        {"texts/train.bin": bytes(400), "texts/val.bin": b""},
-        {"custom_format": "bin"},
-        "data.empty-split",
-    ),
-    "no predicted token": (
-        {"texts/train.bin": bytes(400), "texts/val.bin": b"\1\0"},
-        {"custom_format": "bin"},
-        "data.empty-split",
-    ),
-    "a short text": ({"texts/a.txt": b"a short text\n"}, {}, "data.too-small"),
+TEXT = "To be, or not to be, that is the question.\n" * 40
+
+
+def tokens(dtype="<u2", above=0):
+    """The ids of the text in a file."""
+    return (np.array([*TEXT.encode()]) + above).astype(dtype).tobytes()
+
+
+def files(train, val=tokens()):
+    return {"texts/train.bin": train, "texts/val.bin": val}
+
+
+HELD, LINES, BIN = (
+    {"custom_val_path": "held.txt"},
+    {"custom_format": "jsonl"},
+    {"custom_format": "bin"},
+)
+EMPTY, FORMAT = ("empty-split", "CUSTOM_VAL_PATH"), "invalid-format"
+LLM_C = np.array([20240520, 1, 1720], "<i4").tobytes()
+# Files, settings, and code and words of the problem.
+REFUSED = {
+    "no text": ({"texts/a.txt": b"", "texts/b.txt": b""}, {}, *EMPTY),
+    "one character": ({"texts/a.txt": b"1"}, {}, *EMPTY),
+    "a signature": ({"texts/a.txt": b"\xef\xbb\xbf\r\n"}, {}, *EMPTY),
+    "held-out signature": ({"texts/a.txt": b"a" * 99, "held.txt": b"\xef\xbb\xbf"}, HELD, *EMPTY),
+    "no held-out token": (files(bytes(400), b""), BIN, *EMPTY),
+    "no predicted token": (files(bytes(400), b"\1\0"), BIN, *EMPTY),
+    "a short text": ({"texts/a.txt": b"a short text\n"}, {}, "too-small", "a"),
+    # A signature and other line ends hide no equal document.
     "equal": (
-        {"texts/a.txt": b"held out\n", "held.txt": b"held out\n"},
-        {"custom_val_path": "held.txt"},
-        "data.split-overlap",
+        {"texts/a.txt": b"held out\n", "held.txt": b"\xef\xbb\xbfheld out\r\n"},
+        *(HELD, "split-overlap", "a.txt .*held.txt"),
     ),
+    "not JSON": (b"{not json}", LINES, FORMAT, "d.jsonl:3: .*JSON"),
+    "line of latin1": (b'{"text": "\xff"}', LINES, FORMAT, "d.jsonl:3: .*UTF-8"),
+    "a list": (b'["text"]', LINES, FORMAT, "d.jsonl:3: .*list"),
+    "no field": (b'{"body": "x"}', LINES, FORMAT, "d.jsonl:3: .*'text'"),
+    "a number": (b'{"text": 3}', LINES, FORMAT, "d.jsonl:3: .*int"),
+    "half a character": (b'{"text": "\\ud800"}', LINES, FORMAT, "d.jsonl:3: .*surrogate"),
+    "32 bits": (files(tokens("<u4")), BIN, FORMAT, "train.bin: .*32 bits.*'<u4'"),
+    "32 bits, swapped": (files(tokens(">u4")), BIN, FORMAT, "32 bits.*'>u4'"),
+    "64 bits": (files(tokens("<i8")), BIN, FORMAT, "64 bits.*'<u8'"),
+    "many ids": (files(tokens("<u4", 120_000)), BIN, FORMAT, "32 bits.*'<u4'"),
+    "llm.c": (files(tokens(), LLM_C + tokens()), BIN, FORMAT, r"llm.c.*\+1025"),
+    "NumPy": (files(tokens(), b"\x93NUMPY" + tokens()), BIN, FORMAT, "NumPy"),
+    "odd size": (files(b"\1\0\2", b"\1\0"), BIN, FORMAT, "train.bin: .*odd"),
+    "other ids": (files(b"\1\0\0\1\1\1", b"\1\0"), BIN, "tokenizer-mismatch", "token 2 .*got 257"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_make_would_refuse(case, config, tmp_path, refused):
-    files, changes, code = REFUSED[case]
+    given, changes, code, words = REFUSED[case]
+    if isinstance(given, bytes):
+        given = {"texts/d.jsonl": b'{"text": "good"}\n\n' + given + b"\n"}
     (tmp_path / "texts").mkdir()
-    for name, content in files.items():
+    for name, content in given.items():
         (tmp_path / name).write_bytes(content)
-    problem = refused(code, try_preparation, config(**changes), tmp_path, 128)
+    problem = refused(f"data.{code}", try_preparation, config(**changes), tmp_path, 128)
+    assert re.search(words, f"{problem} {problem.next}", re.DOTALL)
     assert not (tmp_path / "data").exists()
-    if code == "data.empty-split":
-        assert "CUSTOM_VAL_PATH" in problem.next
-    if code != "data.too-small":
-        refused(code, prepare_dataset, config(**changes), tmp_path)
-        assert [p.name for p in (tmp_path / "data").iterdir()] == [".lock"]
+    if code != "too-small":
+        refused(f"data.{code}", prepare_dataset, config(**changes), tmp_path)
+        assert {path.name for path in (tmp_path / "data").glob("*")} <= {".lock"}
 
 
 def test_what_is_not_tried_is_logged(config, texts, tmp_path, monkeypatch, capsys):
