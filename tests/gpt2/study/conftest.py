@@ -1,12 +1,8 @@
 """Plans of a small configuration, full configurations, and a small Kconfig tree."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from gpt2.study.plan import Plan, config_layers, make_plan
-from lib.config.field import SymbolValue
+from gpt2.study.plan import config_layers, make_plan
 from lib.config.layers import ConfigLayer, parse_text
 from lib.config.tree import KconfigTree
 from tests.build_folder import write_build
@@ -71,27 +67,27 @@ config SEED
 
 
 @pytest.fixture
-def small_tree(tmp_path) -> KconfigTree:
+def small_tree(tmp_path):
     (tmp_path / "Kconfig").write_text(KCONFIG)
     return KconfigTree(tmp_path)
 
 
 @pytest.fixture(scope="session")
-def tree() -> KconfigTree:
+def tree():
     return KconfigTree()
 
 
 @pytest.fixture(autouse=True)
-def one_tree(tree, monkeypatch) -> None:
+def one_tree(tree, monkeypatch):
     """Parse the Kconfig files once for all plans, which takes longer than to resolve one."""
     monkeypatch.setattr("gpt2.study.plan.KconfigTree", lambda: tree)
 
 
 @pytest.fixture(scope="session")
-def full_config(tree) -> Callable[..., ConfigLayer]:
+def full_config(tree):
     """The .config of some settings, every symbol written out."""
 
-    def make(**settings: SymbolValue) -> ConfigLayer:
+    def make(**settings):
         given = {"DEVICE_CPU": True, "OPTIMIZER_ADAMWSPAM": True, "RA_MLA_ABLATION_MODE": True}
         text = tree.config_text([ConfigLayer.of("defconfig", "test", {**given, **settings})])
         return parse_text(text, "config", ".config")
@@ -100,10 +96,10 @@ def full_config(tree) -> Callable[..., ConfigLayer]:
 
 
 @pytest.fixture
-def configure(tmp_path) -> Callable[..., Path]:
+def configure(tmp_path):
     """Return a function that writes a .config and returns its build folder; None removes a symbol."""
 
-    def write(**settings: SymbolValue | None) -> Path:
+    def write(**settings):
         symbols = {k: v for k, v in {**SMALL, **settings}.items() if v is not None}
         return write_build(tmp_path, symbols)
 
@@ -111,13 +107,8 @@ def configure(tmp_path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def planned(configure) -> Callable[..., Plan]:
-    def plan(
-        steps: str = "",
-        seeds: str = "",
-        sweep: str = "",
-        **settings: SymbolValue | None,
-    ) -> Plan:
+def planned(configure):
+    def plan(steps="", seeds="", sweep="", **settings):
         build = configure(**settings)
         return make_plan(config_layers(build), build, steps=steps, seeds=seeds, sweep=sweep)
 

@@ -12,16 +12,14 @@ from tests.options import options
 @pytest.fixture
 def seeds(tmp_path, monkeypatch):
     """Return a function that plans runs with environment variables and returns the seeds."""
-    symbols = {"SINGLE_TRAINING": True, "DEVICE_CPU": True, "TOKENIZER_BYTE": True}
-    write_build(tmp_path, symbols)
+    write_build(tmp_path, {"SINGLE_TRAINING": True, "DEVICE_CPU": True, "TOKENIZER_BYTE": True})
     for name in ("SEED", "SEEDS", "GPUS", "SET"):
         monkeypatch.delenv(name, raising=False)
 
-    def planned(**variables: str) -> list[int]:
+    def planned(**variables):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        plan = asked_plan(options("plan", "-O", str(tmp_path)))
-        return [run.seed for run in plan.runs]
+        return [run.seed for run in asked_plan(options("plan", "-O", str(tmp_path))).runs]
 
     return planned
 

@@ -87,7 +87,7 @@ def test_a_step_that_predicts_another_text_is_refused(
 @pytest.mark.parametrize(("settings", "keys", "changes"), PLANNED)
 def test_a_step_that_changes_only_the_training_is_planned(study, settings, keys, changes):
     plan = planned_study(study(changes, keys=keys, **settings))
-    bits = BITS in keys or "VERDICT_UNIT_BITS_PER_BYTE" in settings
+    bits = BITS in keys or settings == IN_BITS
     assert plan.unit == ("bits_per_byte" if bits else "nats") and len(plan.runs) == 2
 
 

@@ -3,13 +3,11 @@
 import json
 import math
 import statistics
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from gpt2.study import view
-from gpt2.study.plan import Plan
 from gpt2.study.power import confirm_power, detectable, pilot_factor, power_text, study_power
 from lib.files import write_json
 from lib.report.statistics import VerdictRule
@@ -19,18 +17,13 @@ from tests.lib.fabricated import complete
 
 
 @pytest.fixture
-def planned(planned) -> Callable[..., Plan]:
+def planned(planned):
     """The study of 19 steps with 5 seeds, compared with the baseline: 18 comparisons."""
     study = {"RA_MLA_ABLATION_MODE": True, "VERDICT_AGAINST_BASELINE": True}
-    return partial(planned, **{"seeds": "1-5", **study})
+    return partial(planned, seeds="1-5", **study)
 
 
-def finish_baseline(plan: Plan, losses: list[float]) -> None:
-    baseline = next(run.variant.slug for run in plan.runs if not run.variant.parent)
-    finish(plan, baseline, losses)
-
-
-def finish(plan: Plan, slug: str, losses: list[float]) -> None:
+def finish(plan, losses, slug="baseline"):
     runs = [run for run in plan.runs if run.variant.slug == slug]
     for run, loss in zip(runs, losses, strict=False):
         run.path.mkdir(parents=True)
@@ -76,7 +69,7 @@ def test_finished_baseline_seeds_are_a_pilot(planned):
     baseline = [run.path for run in study.runs if not run.variant.parent]
     assert [run.path for run in pilot.runs] == baseline
     losses = [3.301, 3.299, 3.3005, 3.3021]
-    finish_baseline(pilot, losses)
+    finish(pilot, losses)
     noise = study_power(study)["noise"]
     expected = statistics.stdev(losses) * math.sqrt(2) * pilot_factor(4)
     assert noise["sd"] == pytest.approx(expected) and "4 baseline seeds" in noise["source"]
@@ -86,12 +79,12 @@ def test_finished_comparisons_are_the_best_estimate(planned):
     plan = planned()
     base = [3.301, 3.299, 3.3005, 3.3021]
     gaps = {"golden": [0.003, -0.003, 0.0], "ra": [0.004, 0.0, -0.004, 0.0]}
-    finish_baseline(plan, base)
+    finish(plan, base)
     for slug, differences in gaps.items():
-        finish(plan, slug, [b + d for b, d in zip(base, differences, strict=False)])
+        finish(plan, [b + d for b, d in zip(base, differences, strict=False)], slug)
     # Two seeds say nothing, and a run that has learned nothing is no noise.
-    finish(plan, "mla", [3.2, 3.9])
-    finish(plan, "full", [3.2, 3.3, 9.0])
+    finish(plan, [3.2, 3.9], "mla")
+    finish(plan, [3.2, 3.3, 9.0], "full")
     noise = study_power(plan)["noise"]
     variances = [statistics.variance(each) for each in gaps.values()]
     assert noise["sd"] == pytest.approx(math.sqrt(sum(variances) / 2))
@@ -124,7 +117,7 @@ def test_an_effect_that_would_be_missed_is_a_question(planned, monkeypatch, caps
     assert "VERDICT_BAND=0.002 needs 17 seeds, 5 planned" in note
     # Nothing is asked if nothing is left to train.
     part = planned(**settings, steps="0")
-    finish_baseline(part, [3.3, 3.31, 3.32, 3.33, 3.34])
+    finish(part, [3.3, 3.31, 3.32, 3.33, 3.34])
     confirm_power(part, yes=False)
 
 
@@ -144,9 +137,7 @@ def test_an_effect_of_a_design_uses_all_of_its_runs(planned):
     assert "noise of an effect" in power_text(power)
     # STEPS= selects steps of a study.
     assert "STEPS" not in power_text({**power, "noise": None})
-
-
-def test_a_sweep_states_the_power_of_its_comparisons_with_the_first_point(planned):
+    # The points of a sweep are compared with the first one.
     power = study_power(planned(sweep="LEARNING_RATE=1e-4,2e-4,3e-4", VERDICT_NOISE="0.0013"))
     assert power["comparisons"] == 2 and power["effect"] > 0
 

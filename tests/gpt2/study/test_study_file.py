@@ -47,7 +47,7 @@ set.RECIPROCAL_WINDOW = 16
 def study_file(tmp_path):
     """Return a function that writes study.toml."""
 
-    def write(text: str) -> Path:
+    def write(text):
         path = tmp_path / "study.toml"
         path.write_text(text)
         return path
@@ -61,10 +61,6 @@ def layers(**settings):
     return [*base, ConfigLayer.of("command line", "SET", own)]
 
 
-def slugs(steps):
-    return [step.slug for step in steps]
-
-
 def test_a_file_is_a_study(study_file):
     study = read_study(study_file(GOOD))
     assert (study.name, study.seeds) == ("heads", (1, 2, 3))
@@ -73,7 +69,8 @@ def test_a_file_is_a_study(study_file):
     # The digits of the file: 0.3 and 0.30 are one value, but a report shows what was written.
     assert ra.set == {"RECIPROCAL": True, "RECIPROCAL_ALPHA": "0.30"}
     assert both.set == {**ra.set, "RECIPROCAL_WINDOW": 16} and both.parent == "two-heads"
-    assert slugs(study.lineage(both)) == ["baseline", "two-heads", "two-heads-ra"]
+    lineage = [step.slug for step in study.lineage(both)]
+    assert lineage == ["baseline", "two-heads", "two-heads-ra"]
     assert study.label(both) == "heads/03-two-heads-ra"
 
 
@@ -92,7 +89,7 @@ def test_a_file_is_a_study(study_file):
     ],
 )
 def test_selects_numbers_ranges_slugs_and_patterns(study_file, text, expected):
-    assert slugs(read_study(study_file(GOOD)).select(text)) == expected
+    assert [step.slug for step in read_study(study_file(GOOD)).select(text)] == expected
 
 
 def test_a_wrong_or_empty_selection_is_an_error(study_file):
@@ -182,8 +179,7 @@ def test_a_damaged_file_is_a_study_or_an_error(study_file):
     lines = GOOD.splitlines(keepends=True)
     outcomes = set()
     for i, line in enumerate(lines):
-        half = line[: len(line) // 2]
-        for damage in ("", line * 2, half, f"{line.rstrip()}}}\n", "\x00", "[[step]]\n"):
+        for damage in ("", line[: len(line) // 2], "[[step]]\n"):
             try:
                 read_study(study_file("".join([*lines[:i], damage, *lines[i + 1 :]])))
                 outcomes.add("")
@@ -200,6 +196,7 @@ def test_a_missing_large_or_endless_file_is_refused(tmp_path, study_file):
 
 BOTH = 'title = "both"'
 WINDOW = "RECIPROCAL_WINDOW = 16"
+NAME = 'name = "heads"'
 
 
 @pytest.mark.parametrize(
@@ -212,18 +209,22 @@ WINDOW = "RECIPROCAL_WINDOW = 16"
         (WINDOW, "SINGLE_TRAINING = true", "study.plan-setting", 25, ""),
         ("RECIPROCAL_ALPHA = 0.30", "RECIPROCAL_ALPHA = 5.0", "config.out-of-range", 18, ""),
         ("[-0.17, 0]", "[0, 0]", "study.size-out-of-range", 8, ""),
-        ('name = "heads"', 'name = "ratio"', "study.reserved-name", None, ""),
-        ('name = "heads"', 'name = "prolonged"', "study.reserved-name", None, ""),
-        (BOTH, 'title = "both {"', "study.invalid-title", 22, "malformed"),
-        (BOTH, 'title = "both }"', "study.invalid-title", 22, "malformed"),
-        (BOTH, 'title = "{DROPOUT:.1f}"', "study.invalid-title", 22, "unknown format of {DROPOUT}"),
-        (BOTH, 'title = "{DROPOUT!r}"', "study.invalid-title", 22, "unknown format of {DROPOUT}"),
-        (BOTH, 'title = "{DROPUT}"', "study.invalid-title", 22, "{DROPUT} .*nearest: DROPOUT"),
-        # In the tree, but without an effect in the configuration of the step.
-        (BOTH, 'title = "{SLIDING_WINDOW}"', "study.invalid-title", 22, "applies"),
-        (BOTH, 'title = "{}"', "study.invalid-title", 22, "unknown field {}"),
-        (BOTH, 'title = "{BIAS:%}"', "study.invalid-title", 22, "{BIAS:%}: not a number: True"),
-        (BOTH, 'title = "{BLOCK_SIZE:word}"', "study.invalid-title", 22, "not a number"),
+        *((NAME, f'name = "{n}"', "study.reserved-name", 0, "") for n in ("ratio", "prolonged")),
+        *(
+            (BOTH, f'title = "both {title}"', "study.invalid-title", 22, what)
+            for title, what in [
+                ("{", "malformed"),
+                ("}", "malformed"),
+                ("{DROPOUT:.1f}", "unknown format of {DROPOUT}"),
+                ("{DROPOUT!r}", "unknown format of {DROPOUT}"),
+                ("{DROPUT}", "{DROPUT} .*nearest: DROPOUT"),
+                # In the tree, but without an effect in the configuration of the step.
+                ("{SLIDING_WINDOW}", "applies"),
+                ("{}", "unknown field {}"),
+                ("{BIAS:%}", "{BIAS:%}: not a number: True"),
+                ("{BLOCK_SIZE:word}", "not a number"),
+            ]
+        ),
     ],
 )
 def test_a_change_without_effect_or_a_wrong_title_names_its_line(
@@ -263,33 +264,25 @@ def test_a_built_in_title_writes_no_number(study):
 # MLP_SIZING_PARAMS: equally many parameters in all steps, or a refusal that names the others.
 
 
-def sized(**settings):
-    given = ConfigLayer.of("command line", "SET", {"MLP_SIZING_PARAMS": True, **settings})
-    return [*defconfig_layers(ROOT, "gpt2-ratio-ablation"), given]
-
-
-@pytest.mark.parametrize("steps", ["", "golden"])
 @pytest.mark.parametrize("command", [make_plan, plan_cases])
-def test_steps_with_a_sizing_of_their_own_are_refused_by_name(command, steps, tmp_path):
-    error = error_of(command, sized(), build_dir=tmp_path, steps=steps)
-    (problem,) = error.problems
-    assert (error.exit_code, problem.code) == (2, "study.unequal-parameters")
+def test_steps_with_a_sizing_of_their_own_are_refused_by_name(command, tmp_path):
+    sizing = ConfigLayer.of("command line", "SET", {"MLP_SIZING_PARAMS": True})
+    sized = [*defconfig_layers(ROOT, "gpt2-ratio-ablation"), sizing]
+    (problem,) = error_of(command, sized, build_dir=tmp_path).problems
+    assert problem.code == "study.unequal-parameters"
     assert problem.what.startswith("MLP_SIZING_PARAMS: 13 of 19 steps ")
     names = problem.what.partition("(got ")[2].rstrip(")").split(", ")
     assert len(names) == 13 and {"golden", "mla", "full"} <= {*names}
     followers = "baseline,pruned-50,ra,ract,ract-weights,ract-entropy"
     assert f"make STEPS={followers}," in problem.next
-
-
-def test_the_other_steps_have_equally_many_parameters(tmp_path):
-    plan = make_plan(sized(), tmp_path, steps="baseline,pruned-50,ra,ract,ract-weights")
+    assert error_of(command, sized, build_dir=tmp_path, steps="golden").problems == (problem,)
+    plan = make_plan(sized, tmp_path, steps=followers)
     sizes = [run.config.model.num_params() for run in plan.runs]
-    assert len(sizes) == 5 and max(sizes) / min(sizes) < 1.01
+    assert len(sizes) == 6 and max(sizes) / min(sizes) < 1.01
     assert "12" in "".join(map(str, plan.left_out))
 
 
 def test_a_step_may_set_its_sizing_itself(study_file, tmp_path):
-    study_file(
-        GOOD.replace("set = {", "set = { MLP_SIZING_PARAMS = true,").replace("-0.17", "-0.01")
-    )
+    text = GOOD.replace("set = {", "set = { MLP_SIZING_PARAMS = true,").replace("-0.17", "-0.01")
+    study_file(text)
     assert len(make_plan(layers(), tmp_path, steps="0,1", seeds="1").runs) == 2

@@ -8,10 +8,15 @@ import pytest
 
 from gpt2.study import view
 from gpt2.study.arguments import run_options
+from gpt2.study.cost import evaluations
+from gpt2.study.document import set_text
 from gpt2.study.notes import note_lines, notes
+from lib.config.dotconfig import defconfig_layers
+from lib.config.layers import parse_command_line_settings
 from lib.env import speed
 from lib.env.gpu import cpu_model
 from lib.files import write_json
+from lib.project import ROOT
 from lib.runs.code import installed_torch
 from lib.runs.lease import take_lease
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
@@ -35,14 +40,13 @@ def test_costs_are_those_of_the_configuration(planned):
 
 
 @pytest.mark.parametrize(
-    ("interval", "iterations", "expected"),
-    [(0, 100, 1), (10, 100, 10), (10, 101, 11), (100, 100, 1), (200, 100, 1)],
+    ("interval", "iterations", "expected"), [(0, 100, 1), (10, 101, 11), (100, 100, 1)]
 )
 def test_evaluations_are_the_periodic_ones_and_the_final_one(
     planned, interval, iterations, expected
 ):
-    (row,) = view.look(planned(EVAL_INTERVAL=interval, MAX_ITERS=iterations))
-    assert row["evaluations"] == expected
+    (run,) = planned(EVAL_INTERVAL=interval, MAX_ITERS=iterations).runs
+    assert evaluations(run.config) == expected
 
 
 def test_a_plan_fits_the_columns_of_a_terminal(planned):
@@ -81,21 +85,18 @@ def test_before_a_first_run_time_is_a_guess_and_says_so(planned, monkeypatch):
     assert sum(" ~" in line for line in lines) == 2 and any(line[0:2] == "~ " for line in lines)
 
 
-def test_the_speed_of_a_gpu_is_not_guessed(planned):
+def test_the_speed_of_a_gpu_is_not_guessed_and_a_time_budget_is_its_own_estimate(planned):
     plan = planned(**ON_GPU)
     (row,) = rows = view.look(plan)
     assert (row["seconds"], row["seconds_from"]) == (None, "unknown")
     text = view.plan_text(plan, rows)
     assert "~" not in text and any(line.startswith("- ") for line in text.splitlines())
+    (row,) = view.look(planned(MAX_ITERS=None, BUDGET_TIME=True, GPT2_MAX_TIME=60))
+    assert (row["tokens"], row["seconds"]) == (None, 60.0)
 
 
 def test_a_matrix_product_is_timed_on_as_many_threads_as_a_run_has():
     assert 1e8 < speed._measure(1) < 1e13
-
-
-def test_a_time_budget_is_its_own_estimate(planned):
-    (row,) = view.look(planned(MAX_ITERS=None, BUDGET_TIME=True, GPT2_MAX_TIME=60))
-    assert (row["tokens"], row["seconds"]) == (None, 60.0)
 
 
 def test_a_running_state_requires_a_live_process(planned):
@@ -104,32 +105,21 @@ def test_a_running_state_requires_a_live_process(planned):
         run.path.mkdir(parents=True)
         write_status(RunDir(run.path), RunStatus(state, iteration=50, iterations=100))
     running = RunDir(plan.runs[0].path)
-    record = {"iteration": 52, "tokens_per_second": 1.0, "written_at": time.time()}
-    record["eta_seconds"] = 2000.0
-    running.timing.write_text(json.dumps(record) + "\n" + '{"torn')
+    row = {"iteration": 52, "tokens_per_second": 1.0, "written_at": time.time()}
+    running.timing.write_text(json.dumps({**row, "eta_seconds": 2000.0}) + "\n" + '{"torn')
     with take_lease(running, 60):
         rows = view.look(plan)
-    assert [row["state"] for row in rows] == ["running", "interrupted", "failed"]
-    assert [row["iteration"] for row in rows] == [52, 50, 50]
-    assert rows[0]["seconds_left"] is not None and 1800 < rows[0]["seconds_left"] < 2000
-
-
-def test_after_a_resume_the_time_left_is_not_that_of_the_last_line(planned):
-    plan = planned()
-    directory = RunDir(plan.runs[0].path)
-    directory.path.mkdir(parents=True)
-    with take_lease(directory, 60):
-        row = {"iteration": 50, "tokens_per_second": 10.0, "eta_seconds": 300.0}
+        assert [row["state"] for row in rows] == ["running", "interrupted", "failed"]
+        assert [row["iteration"] for row in rows] == [52, 50, 50]
+        assert 1800 < rows[0]["seconds_left"] < 2000
+        # A line from before the run was resumed, and a run that takes longer than expected.
         stopped = time.time() - 3600
-        line = json.dumps({**row, "written_at": stopped, "t": 0.0, "train_seconds": 300.0})
-        directory.timing.write_text(f"{line}\n")
-        write_status(directory, RunStatus(State.RUNNING, iteration=50, iterations=100))
-        (row,) = view.look(plan)
-        assert row["state"] == "running" and row["seconds_left"] == pytest.approx(300.0, abs=20)
-        status = json.loads(directory.status.read_text())
-        write_json(directory.status, {**status, "written_at": stopped})
-        (row,) = view.look(plan)
-        assert row["seconds_left"] == 0.0
+        row |= {"eta_seconds": 300.0, "written_at": stopped}
+        running.timing.write_text(json.dumps(row) + "\n")
+        assert view.look(plan)[0]["seconds_left"] == pytest.approx(300.0, abs=20)
+        status = json.loads(running.status.read_text())
+        write_json(running.status, {**status, "written_at": stopped})
+        assert view.look(plan)[0]["seconds_left"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -211,3 +201,21 @@ def test_the_treatment_of_stale_runs_is_remembered_and_overridden(planned):
     assert run_options(options("all"), study).stale == "keep"
     assert run_options(options("all", "--on-stale", "stop"), study).stale == "stop"
     assert run_options(options("all"), planned().base.study).stale == "stop"
+
+
+def test_the_command_of_a_report_repeats_settings_of_every_type(tree):
+    """Choices, also those whose members lack the prefix, bools, numbers and text with spaces."""
+    settings = {
+        "RUN_MODE": "test_matrix_mode",
+        "ABLATION_DESIGN": "factorial",
+        "ABLATION_FEATURES": "RECIPROCAL MLP_SIZING_RATIO+MLP_RATIO=2.5",
+        "MODEL_SIZE": "custom",
+        "N_LAYER": 3,
+        "COMPILE": False,
+        "LEARNING_RATE": "4e-3",
+        "OUTPUT_DIR": "it's $HOME",
+    }
+    layers = defconfig_layers(ROOT, "gpt2-ratio-small")
+    layer = parse_command_line_settings(set_text(settings))
+    values = tree.resolve([*layers, layer]).values
+    assert {name: values[name] for name in settings} == settings
