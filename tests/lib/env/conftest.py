@@ -1,20 +1,18 @@
 """Environments made by hand, with stubs of the programs that usually create them."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from lib.env.options import EnvironmentConfig
-from lib.env.packages import Interpreter, current_interpreter
+from lib.env.packages import current_interpreter
 
 EXPLICIT = "# platform: linux-64\n@EXPLICIT\nhttps://localhost/python-3.13.1-0.conda\n"
 HISTORY = "name: llmhe\nchannels:\n  - defaults\ndependencies:\n  - python=3.13\n"
 
 
 @pytest.fixture
-def config() -> EnvironmentConfig:
+def config():
     """Return options that allow everything."""
     return EnvironmentConfig(
         policy="any",
@@ -31,13 +29,13 @@ def config() -> EnvironmentConfig:
 
 
 @pytest.fixture
-def conda_config(config) -> EnvironmentConfig:
+def conda_config(config):
     """Return the options of the fragment env-conda-llmhe."""
     return replace(config, policy="conda", name="llmhe", forbid_foreign=True)
 
 
 @pytest.fixture
-def program(tmp_path, monkeypatch) -> Callable[..., Path]:
+def program(tmp_path, monkeypatch):
     """Return a function that creates a stub program on PATH.
 
     ``answers`` maps a shell pattern of the arguments to the output or to an exit code.
@@ -46,7 +44,7 @@ def program(tmp_path, monkeypatch) -> Callable[..., Path]:
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
-    def make(name: str, answers: dict[str, str | int], where: Path = folder) -> Path:
+    def make(name, answers, where=folder):
         cases = []
         for pattern, answer in answers.items():
             output = where / f"{name}-{len(cases)}.out"
@@ -62,7 +60,7 @@ def program(tmp_path, monkeypatch) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def conda(program, tmp_path) -> Interpreter:
+def conda(program, tmp_path):
     """Return the interpreter of a folder that looks like the conda environment llmhe."""
     prefix = tmp_path / "envs" / "llmhe"
     for name in ("conda-meta", "bin"):
@@ -85,5 +83,5 @@ def conda(program, tmp_path) -> Interpreter:
 
 
 @pytest.fixture(autouse=True)
-def _torch_settings_restored(torch_as_before) -> None:
+def _torch_settings_restored(torch_as_before):
     pass

@@ -48,11 +48,8 @@ def test_every_visible_gpu_and_what_the_programs_say(tmp_path, program, monkeypa
 @pytest.mark.parametrize(
     ("visible", "pinned", "processes", "hip", "advice"),
     [
-        (2, True, 1, None, ["type: CUDA_VISIBLE_DEVICES=0 make"]),
         (4, True, 2, "7.0", ["type: HIP_VISIBLE_DEVICES=0,1 make"]),
-        (1, True, 1, None, []),
-        (2, False, 1, None, []),
-        (2, True, 2, None, []),
+        *((2, pinned, processes, None, []) for pinned, processes in ((False, 1), (True, 2))),
     ],
 )
 def test_gpus_that_a_run_leaves_unused(monkeypatch, visible, pinned, processes, hip, advice):

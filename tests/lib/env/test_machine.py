@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
-from lib.env.machine import autocast, grad_scaler, set_up, worker_environment
+from lib.env.machine import set_up, worker_environment
 from lib.env.options import MachineConfig
-from lib.env.preflight import machine_problems, require_machine
+from lib.env.preflight import require_machine
 from lib.env.ranks import ProcessRank
 from lib.errors import PreflightError
 
@@ -49,14 +48,13 @@ def test_libraries_are_told_before_they_start(monkeypatch):
             assert "GOMP_SPINCOUNT" not in worker_environment(CPU)
 
 
-def refused(machine: MachineConfig, processes: int = 1) -> PreflightError:
-    with pytest.raises(PreflightError) as refusal:
-        require_machine(machine, processes)
-    assert refusal.value.exit_code == 3
-    return refusal.value
-
-
 def test_all_that_a_machine_lacks_is_listed(monkeypatch):
+    def refused(machine, processes=1):
+        with pytest.raises(PreflightError) as refusal:
+            require_machine(machine, processes)
+        assert refusal.value.exit_code == 3
+        return refusal.value
+
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     error = refused(GPU)
     assert error.codes == ["gpu.missing"] and "+cpu" in error.problems[0].next
@@ -87,15 +85,3 @@ def test_what_the_launcher_omitted_is_refused(monkeypatch, machine, process, cod
         set_up(machine, process)
     assert refusal.value.codes == [code]
     assert all(word in str(refusal.value) for word in words)
-
-
-@pytest.mark.parametrize(
-    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
-)
-def test_products_run_in_the_precision_and_only_fp16_scales_the_loss(precision, dtype):
-    a, machine = torch.ones(4, 4), replace(CPU, precision=precision)
-    assert machine_problems(machine) == []
-    with autocast(machine):
-        assert (a @ a).dtype == dtype
-    assert not grad_scaler(machine).is_enabled()
-    assert grad_scaler(replace(CPU, precision="fp16")).is_enabled()

@@ -14,30 +14,23 @@ from tests.lib.env.test_machine import CPU
 WARN = replace(CPU, deterministic="warn")
 
 
-def scatter() -> None:
-    """Run put_ without accumulation, whose result is undefined for duplicate indices."""
-    torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
-
-
 def test_each_operation_is_noted_once():
+    """Such as put_ without accumulation, whose result is undefined for duplicate indices."""
     set_up(WARN, ProcessRank())
     for _ in range(2):
         # torch and Python emit some warnings once; a second run in the process must record them too.
-        said: list[str] = []
+        said = []
         with record_nondeterminism(WARN, said.append) as met, warnings.catch_warnings():
-            scatter()
-            scatter()
-        assert met is not None and met.names == said == ["put_"]
+            for _ in range(2):
+                torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
+        assert met.names == said == ["put_"]
 
 
-def test_other_warnings_are_shown_as_before():
+def test_other_warnings_are_shown_as_before_and_nothing_is_noted_unless_the_setting_is_warn():
     recording = record_nondeterminism(WARN, lambda name: None)
     with pytest.warns(UserWarning, match="something else"), recording as met:
         warnings.warn("something else", stacklevel=1)
-    assert met is not None and met.names == []
-
-
-def test_nothing_is_noted_unless_the_setting_is_warn():
+    assert met.names == []
     with record_nondeterminism(CPU, lambda name: None) as met:
         assert met is None
 

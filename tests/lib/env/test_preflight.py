@@ -1,74 +1,82 @@
 """Conditions of the environment: what passes, and the problems of what does not."""
 
 import re
-import sys
-from collections.abc import Mapping
 from dataclasses import replace
-from itertools import product
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
-from lib.env.options import EnvironmentConfig
 from lib.env.packages import Interpreter, installed_packages
 from lib.env.preflight import FOREIGN_FILES, environment_problems
-from lib.errors import Problem
 
 KINDS = ("conda", "uv", "venv")
-HERE = {"CONDA_PREFIX": "/envs/llmhe", "CONDA_DEFAULT_ENV": "llmhe"}
 
 
-def of_kind(kind: str, name: str = "llmhe") -> Interpreter:
+def of_kind(kind, name="llmhe"):
     return Interpreter(kind, name, "3.13.1", Path(f"/envs/{name}"), f"/envs/{name}/bin/python")
 
 
-def problems(
-    config: EnvironmentConfig,
-    condition: str,
-    here: Interpreter = of_kind("conda"),
-    root: Path = Path("/nowhere"),
-    variables: Mapping[str, str] = HERE,
-) -> list[Problem]:
+CONDA = of_kind("conda")
+
+
+def problems(config, condition, here=CONDA, root=Path("/nowhere"), variables=None):
+    variables = {"CONDA_PREFIX": str(here.prefix)} if variables is None else variables
     found = environment_problems(config, here, root / "results" / "study", root, variables)
     return found[condition]
 
 
-def words(found: list[Problem], code: str) -> str:
+def words(found, code):
     """Check that there is one problem with ``code``; return its text."""
     (problem,) = found
     assert problem.code == code
     return problem.what
 
 
-@pytest.mark.parametrize(("asked", "kind"), product(KINDS, (*KINDS, "system")))
-def test_each_policy_takes_its_own_kind_alone(config, asked, kind):
-    assert problems(config, "environment", of_kind(kind)) == []
-    found = problems(replace(config, policy=asked, name="llmhe"), "environment", of_kind(kind))
-    if kind == asked:
-        assert found == []
-    else:
-        said = words(found, "env.wrong-kind")
-        assert f"ENV_POLICY={asked}" in said and "/envs/llmhe/bin/python" in said
-        assert ("no environment" if kind == "system" else f"{kind} environment") in said
+@pytest.mark.parametrize(
+    ("changes", "here"),
+    [
+        ({}, of_kind("system")),
+        *(({"policy": kind, "name": "llmhe"}, of_kind(kind)) for kind in KINDS),
+        ({"policy": "conda", "name": "base"}, of_kind("conda", "base")),
+        # Empty accepts any.
+        ({"policy": "venv", "name": ""}, of_kind("venv", "x")),
+        *(({"python": prefix}, CONDA) for prefix in ("", "3.13", "3.13.1")),
+    ],
+)
+def test_the_environment_that_is_asked_for(config, changes, here):
+    found = environment_problems(
+        replace(config, **changes), here, Path(), Path(), {"CONDA_PREFIX": str(here.prefix)}
+    )
+    assert found["environment"] == found["python"] == []
 
 
 @pytest.mark.parametrize(
-    ("policy", "expected", "name", "code"),
+    ("changes", "here", "code", "parts"),
     [
-        ("conda", "llmhe", "other", "env.wrong-name"),
-        ("conda", "llmhe", "base", "env.wrong-name"),
-        ("conda", "base", "base", ""),
-        # Empty accepts any.
-        ("venv", "", "x", ""),
+        *(
+            ({"policy": asked}, of_kind(kind), "wrong-kind", [f"ENV_POLICY={asked}", f"a {kind} "])
+            for asked, kind in permutations(KINDS, 2)
+        ),
+        ({"policy": "uv"}, of_kind("system"), "wrong-kind", ["/envs/llmhe/bin/python", "no env"]),
+        *(
+            (
+                {"policy": "conda", "name": "llmhe"},
+                of_kind("conda", name),
+                *("wrong-name", ["ENV_NAME=llmhe", f"{name} (/envs/{name})"]),
+            )
+            for name in ("other", "base")
+        ),
+        *(
+            ({"python": asked}, CONDA, "wrong-python", [f"ENV_PYTHON={asked}:", "Python 3.13.1"])
+            for asked in ("3.1", "3.12", "3.13.2", "3.13.10")
+        ),
     ],
 )
-def test_the_name(config, policy, expected, name, code):
-    wanted = replace(config, policy=policy, name=expected)
-    variables = {"CONDA_PREFIX": f"/envs/{name}"}
-    found = problems(wanted, "environment", of_kind(policy, name), variables=variables)
-    assert [problem.code for problem in found] == [code] * bool(code)
-    if code:
-        assert f"ENV_NAME={expected}" in found[0].what and f"{name} (/envs/{name})" in found[0].what
+def test_another_environment_is_named(config, changes, here, code, parts):
+    condition = "python" if "python" in changes else "environment"
+    said = words(problems(replace(config, **changes), condition, here), f"env.{code}")
+    assert all(part in said for part in parts)
 
 
 @pytest.mark.parametrize("variables", [{"CONDA_PREFIX": "/envs/other"}, {}])
@@ -76,21 +84,6 @@ def test_a_conda_environment_that_is_not_activated(conda_config, variables):
     found = problems(conda_config, "environment", variables=variables)
     assert "CONDA_PREFIX=/envs/llmhe" in words(found, "env.not-activated")
     assert found[0].next == "type: conda activate llmhe"
-
-
-@pytest.mark.parametrize(
-    ("asked", "passes"),
-    [
-        *((prefix, True) for prefix in ("", "3.13", "3.13.1")),
-        *((prefix, False) for prefix in ("3.1", "3.12", "3.13.2", "3.13.10")),
-    ],
-)
-def test_python_by_as_many_parts_as_are_said(config, asked, passes):
-    found = problems(replace(config, python=asked), "python")
-    assert passes == (found == [])
-    if not passes:
-        said = words(found, "env.wrong-python")
-        assert f"ENV_PYTHON={asked}:" in said and "Python 3.13.1" in said
 
 
 def test_traces_of_other_tools(conda_config, tmp_path):
@@ -104,14 +97,7 @@ def test_traces_of_other_tools(conda_config, tmp_path):
     assert problems(allowed, "foreign tools", root=tmp_path) == []
 
 
-def test_what_the_tree_needs_is_here(config, monkeypatch):
-    assert problems(config, "packages") == []
-    monkeypatch.setattr(sys, "path", [])
-    said = words(problems(config, "packages"), "env.missing-package")
-    assert "torch>=2.11, kconfiglib" in said
-
-
-def lock_problems(config: EnvironmentConfig, lock: Path, enforce: bool = True) -> list[Problem]:
+def lock_problems(config, lock, enforce=True):
     wanted = replace(config, lock_file=lock.name, lock_enforce=enforce)
     return problems(wanted, "lock file", root=lock.parent)
 
