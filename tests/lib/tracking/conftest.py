@@ -2,9 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +16,7 @@ ITERATIONS = 6
 PROJECT = "kablate-single"
 
 
-def record_run(path: Path, **settings: Any) -> RunDir:
+def record_run(path, **settings):
     """Write the records of a finished training: rows, timings, samples, facts and status."""
     run = RunDir(path)
     run.trackers.mkdir(parents=True)
@@ -59,7 +56,7 @@ def record_run(path: Path, **settings: Any) -> RunDir:
     return run
 
 
-def _sample(ts: float, busy: float) -> dict[str, Any]:
+def _sample(ts, busy):
     gpus = [
         {
             "index": index,
@@ -75,13 +72,13 @@ def _sample(ts: float, busy: float) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="package")
-def tracked(tmp_path_factory) -> RunDir:
+def tracked(tmp_path_factory):
     """Write the run directory."""
     return record_run(tmp_path_factory.mktemp("tracked") / "results/single/run-s1-0123abcd")
 
 
 @pytest.fixture(scope="package")
-def server(tracked) -> Iterator[WandbServer]:
+def server(tracked):
     """Serve the run as the client of W&B stores it."""
     facts = TrackerMetadata.read(tracked.tracker_facts)
     rows = [*RecordReader(tracked, ReadCursor()).new()]
@@ -99,13 +96,12 @@ def server(tracked) -> Iterator[WandbServer]:
 
 
 @pytest.fixture
-def query(monkeypatch) -> Callable[..., dict[str, Any]]:
+def query(monkeypatch):
     """Return a function that makes the query of a script, and returns its document."""
 
-    def ask(make: Callable[[str], str], *arguments: object) -> dict[str, Any]:
+    def ask(make, *arguments):
         words = ["script", "--project", PROJECT, "--json", *map(str, arguments)]
         monkeypatch.setattr(sys, "argv", words)
-        document: dict[str, Any] = json.loads(make("A query."))
-        return document
+        return json.loads(make("A query."))
 
     return ask

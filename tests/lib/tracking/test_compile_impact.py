@@ -2,13 +2,11 @@
 
 import json
 import struct
-from pathlib import Path
 
 import pytest
 
 from lib.errors import ConfigError
 from lib.tracking.compile_impact import (
-    CompilePair,
     compile_pairs_to_json,
     compile_pairs_to_text,
     plot_compile_impact,
@@ -19,7 +17,7 @@ from tests.lib.tracking.conftest import PROJECT, record_run
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     """Write two pairs, and a run without a partner."""
     for step, speed in (("baseline", 1000.0), ("ra", 800.0)):
         record_run(tmp_path / f"s/{step}-s1-0000000a", step=step, speed=speed)
@@ -29,11 +27,11 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def pairs_of(folder: Path, *named: str) -> list[CompilePair]:
+def pairs_of(folder, *named):
     return read_compile_pairs(RunDirSource(folder), PROJECT, named)
 
 
-def refused(folder: Path, *named: str) -> ConfigError:
+def refused(folder, *named):
     with pytest.raises(ConfigError) as caught:
         pairs_of(folder, *named)
     return caught.value

@@ -3,8 +3,6 @@
 import json
 import math
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,36 +10,36 @@ from lib.runs.run_dir import RunDir
 from lib.tracking.reader import ReadCursor, RecordReader, best_validation_metrics
 
 
-def train_row(iteration: int, **changes: Any) -> dict[str, Any]:
+def train_row(iteration, **changes):
     row = {"kind": "train", "iteration": iteration, "tokens": 8 * iteration}
     return row | {"loss": 2.0, "lr": 1e-3, "grad_norm": 0.5} | changes
 
 
-def eval_row(iteration: int, loss: float) -> dict[str, Any]:
+def eval_row(iteration, loss):
     place = {"kind": "eval", "iteration": iteration, "tokens": 8 * iteration}
     return {**place, "val_loss": loss, "sparsity": 0.25}
 
 
-def timing(iteration: int, speed: float = 100.0, **changes: float) -> dict[str, Any]:
+def timing(iteration, speed=100.0, **changes):
     row = {"iteration": iteration, "tokens_per_second": speed, "written_at": 100.0 + iteration}
     return row | changes
 
 
-def sample(ts: float, mib: float) -> dict[str, Any]:
+def sample(ts, mib):
     return {"ts": ts, "rss_mib": mib, "cpu_seconds": 0.0, "gpus": []}
 
 
 @pytest.fixture
-def run(tmp_path) -> RunDir:
+def run(tmp_path):
     return RunDir(tmp_path)
 
 
-def append(path: Path, *rows: dict[str, Any]) -> None:
+def append(path, *rows):
     with open(path, "a") as stream:
         stream.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def new_metrics(reader: RecordReader) -> list[tuple[int, set[str]]]:
+def new_metrics(reader):
     """Return the iterations and metric names of all new records."""
     return [(i, set(metrics) - {"iteration"}) for i, metrics in reader.new()]
 
@@ -55,7 +53,7 @@ def test_no_record_is_sent_twice_while_a_run_continues(run):
     """By one reader, and by one after the other, whose position survives in a file."""
     reader, path = RecordReader(run, ReadCursor()), run.path / "position.json"
 
-    def both() -> list[tuple[int, set[str]]]:
+    def both():
         position = ReadCursor.read(path)
         found = new_metrics(RecordReader(run, position))
         position.write(path)

@@ -8,21 +8,20 @@ from typing import Any
 
 import pytest
 
-from lib.errors import ConfigError, KablateError, PreflightError
-from lib.runs.run_dir import RunDir
+from lib.errors import ConfigError, PreflightError
 from lib.tracking.queries import query_gpu_usage, query_keys
 from lib.tracking.sources import RunDirSource, find_run
 from tests.lib.tracking.conftest import ITERATIONS, record_run
 
 Query = Callable[..., dict[str, Any]]
-QUERIES: dict[str, Callable[[str], str]] = {
+QUERIES = {
     "inspect_wandb_keys": query_keys,
     "query_wandb_gpu": partial(query_gpu_usage, full=False),
     "query_wandb_gpu_full": partial(query_gpu_usage, full=True),
 }
 
 
-def local(run: RunDir) -> list[object]:
+def local(run):
     return ["--source", "local", "--folder", run.path.parents[1], "--run-name", run.path.name]
 
 
@@ -97,7 +96,7 @@ def test_gpus_of_other_programs_are_read_from_the_system_stream(tracked, query, 
     assert (reading["name"], reading["mean"]) == ("gpu/0/compute_util", 50.0)
 
 
-def refused(query: Query, kind: type[KablateError], *arguments: object) -> KablateError:
+def refused(query, kind, *arguments):
     with pytest.raises(kind) as caught:
         query(QUERIES["query_wandb_gpu"], *arguments)
     return caught.value

@@ -2,12 +2,11 @@
 
 import math
 import random
-from collections.abc import Sequence
 
 import pytest
 
 from lib.runs.record import RunRecord
-from lib.tracking.stability import StabilityMonitor, UnstableStep, unstable_steps
+from lib.tracking.stability import StabilityMonitor, unstable_steps
 from tests.lib.fabricated import IDENTITY, changed, write_run
 
 WARMUP_STEPS = 12
@@ -25,20 +24,14 @@ FALLING = [5.6 - 0.1 * i for i in range(24)]
 STEADY = [1.0] * 24
 
 
-def steps(
-    losses: Sequence[float] = FALLING, norms: Sequence[float | None] = STEADY
-) -> list[UnstableStep]:
+def steps(losses=FALLING, norms=STEADY):
     monitor = StabilityMonitor(WARMUP_STEPS, 257)
     rows = enumerate(zip(losses, norms, strict=True), 1)
     return [step for i, (loss, norm) in rows if (step := monitor.check(i, loss, norm))]
 
 
-def with_value(values: Sequence[float], iteration: int, value: float) -> list[float]:
+def with_value(values, iteration, value):
     return [*values[: iteration - 1], value, *values[iteration:]]
-
-
-def test_the_former_rate_of_the_quick_start_is_unstable():
-    assert [step.iteration for step in steps(SPIKED_LOSSES, SPIKED_NORMS)] == [12, 17]
 
 
 @pytest.mark.parametrize(
@@ -65,29 +58,21 @@ def test_limits(iteration, loss, norm, expected):
 
 @pytest.mark.parametrize("mean", [3.0, UNIFORM])
 @pytest.mark.parametrize("deviation", [0.02, 0.5])
-@pytest.mark.parametrize("count", [60, 2000])
-def test_noise_about_a_constant_is_stable(mean, deviation, count):
+def test_noise_about_a_constant_is_stable(mean, deviation):
     draw = random.Random(1)
-    losses = [draw.gauss(mean, deviation) for _ in range(count)]
-    norms = [math.exp(draw.gauss(0.0, 0.8)) for _ in range(count)]
+    losses = [draw.gauss(mean, deviation) for _ in range(2000)]
+    norms = [math.exp(draw.gauss(0.0, 0.8)) for _ in range(2000)]
     assert steps(losses, norms) == []
     # The same noise does not hide a divergence.
     losses[40] += 20.0 * max(0.2, deviation)
     assert [step.iteration for step in steps(losses, norms)] == [41]
 
 
-@pytest.mark.parametrize(
-    ("losses", "norms"),
-    [
-        (FALLING, STEADY),
-        # To guessing after a short warm-up.
-        ([7.0 - 0.05 * i for i in range(24)], STEADY),
-        # An overflow in half precision.
-        (FALLING, [*STEADY[:10], None, *STEADY[11:]]),
-    ],
-)
-def test_a_falling_loss_is_stable(losses, norms):
-    assert steps(losses, norms) == []
+def test_a_falling_loss_is_stable():
+    assert steps() == []
+    # To guessing after a short warm-up, and with an overflow in half precision.
+    assert steps([7.0 - 0.05 * i for i in range(24)]) == []
+    assert steps(norms=[*STEADY[:10], None, *STEADY[11:]]) == []
 
 
 def test_the_records_of_a_run_give_the_same_steps(tmp_path):

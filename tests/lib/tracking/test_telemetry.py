@@ -3,10 +3,8 @@
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pynvml
 import pytest
@@ -50,7 +48,7 @@ def test_statistics_are_reduced_over_layers_and_of_each_layer(tmp_path):
 GIB = 1 << 30
 
 
-def power(gpu: int) -> int:
+def power(gpu):
     """Return milliwatts; the second GPU lacks the counter, like many consumer cards."""
     if gpu == 1:
         raise pynvml.NVMLError_NotSupported
@@ -58,7 +56,7 @@ def power(gpu: int) -> int:
 
 
 # Functions of NVML for two GPUs.
-NVML: dict[str, Callable[..., Any]] = {
+NVML = {
     "nvmlInit": lambda: None,
     "nvmlDeviceGetHandleByIndex": lambda index: index,
     "nvmlDeviceGetHandleByUUID": {"GPU-b": 1}.__getitem__,
@@ -79,7 +77,7 @@ COUNTERS = (
 FIRST, SECOND = (0, 90.0, 6144.0, 24576.0, 251.5, 61.0), (1, 40.0, 12288.0, 24576.0, None, 55.0)
 
 
-def readings(gpus: int, *, rocm: bool) -> list[tuple[Any, ...]]:
+def readings(gpus, *, rocm):
     found = read_gpus(gpus, rocm=rocm)
     assert all(tuple(gpu) == COUNTERS for gpu in found)
     return [tuple(gpu.values()) for gpu in found]
@@ -102,7 +100,7 @@ def test_nvidia(monkeypatch, shown, gpus, expected):
 
 
 def test_nvidia_without_a_driver_raises(monkeypatch):
-    def lost() -> None:
+    def lost():
         raise pynvml.NVMLError_DriverNotLoaded
 
     monkeypatch.setattr(pynvml, "nvmlInit", lost)
@@ -110,7 +108,7 @@ def test_nvidia_without_a_driver_raises(monkeypatch):
         read_gpus(1, rocm=False)
 
 
-def card(use: str, gib: int, watts: str, sensor: str, temperature: str) -> dict[str, str]:
+def card(use, gib, watts, sensor, temperature):
     """Return the counters of one GPU in the JSON of rocm-smi."""
     return {
         f"Temperature (Sensor {sensor}) (C)": temperature,
@@ -122,7 +120,7 @@ def card(use: str, gib: int, watts: str, sensor: str, temperature: str) -> dict[
 
 
 @pytest.fixture
-def rocm_smi(tmp_path, monkeypatch) -> Path:
+def rocm_smi(tmp_path, monkeypatch):
     """Install a rocm-smi for two GPUs; the second has no power and no edge sensor."""
     cards = {"card0": card("73", 12, "95.0", "edge", "48.0")}
     cards["card1"] = card("0", 1, "N/A", "junction", "50.0")
@@ -151,7 +149,7 @@ def test_amd_without_a_valid_answer_raises(rocm_smi, trouble):
         read_gpus(1, rocm=True)
 
 
-def manifest(run: RunDir, **hardware: Any) -> None:
+def manifest(run, **hardware):
     facts = {"cpu_model": "a cpu", "gpu_name": None, "hip_version": None, **hardware}
     facts = {"hardware": facts, "processes": {"world_size": 1}, "volatile": {"pids": [os.getpid()]}}
     write_json(run.manifest, facts)
