@@ -17,11 +17,11 @@ Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys) -> Run:
+def run(tmp_path, monkeypatch, capsys):
     """Return a function that runs a command in a build folder and returns its output and log."""
     monkeypatch.delenv("KCONFIG_CONFIG", raising=False)
 
-    def command(name: str, *words: str) -> str:
+    def command(name, *words):
         capsys.readouterr()
         assert call(name, ["-O", str(tmp_path), *words]) == 0
         shown = capsys.readouterr()
@@ -31,11 +31,11 @@ def run(tmp_path, monkeypatch, capsys) -> Run:
 
 
 @pytest.fixture
-def place(tmp_path) -> ConfigWorkspace:
+def place(tmp_path):
     return ConfigWorkspace(ROOT, tmp_path)
 
 
-def files(place: ConfigWorkspace) -> dict[str, bytes]:
+def files(place):
     return {path.name: path.read_bytes() for path in place.build.iterdir()}
 
 
@@ -102,12 +102,6 @@ def test_savedefconfig_returns_the_lines_of_the_defconfig(run, place):
     source = (ROOT / "defconfigs/gpt2-quickstart").read_text().splitlines()
     saved = (place.build / "defconfig").read_text().splitlines()
     assert sorted(saved) == sorted(line for line in source if line.startswith("CONFIG"))
-
-
-def test_kconfig_config_names_the_file(run, place, monkeypatch):
-    monkeypatch.setenv("KCONFIG_CONFIG", "other")
-    run("defconfig", "gpt2-quickstart")
-    assert sorted(files(place)) == ["config.py", "other", "other.origins"]
 
 
 def test_list_defconfigs(run, monkeypatch):

@@ -19,7 +19,7 @@ PARTS = [name for registry in (*REGISTRIES, MECHANISMS) for name in registry]
 
 
 @pytest.fixture(scope="module")
-def folders() -> dict[str, str]:
+def folders():
     """Symbol → the part of the Kconfig file that has its prompt: its ending, or its folder."""
     files = {s.name: Path(definition_location(s).split(":")[0]) for s in KconfigTree().symbols()}
     return {name: file.suffix[1:] or file.parent.name for name, file in files.items()}
@@ -59,15 +59,3 @@ def test_the_costs_on_the_page_of_nsa_are_those_declared():
         reads = sum(forms[0].pairs(length)) - sum(forms[0].pairs(length - 1))
         expected = [", ".join(map(str, pairs)), *ratios, str(reads), f"{length / reads:.2f}"]
         assert found == expected, length
-
-
-def test_every_test_of_the_page_on_faults_exists():
-    page = (ROOT / "docs/faults.md").read_text()
-    rows = [row for row in page.splitlines() if row.startswith("| ") and "fault |" not in row]
-    assert all("`test_" in row for row in rows)
-    defined = {
-        name
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for name in re.findall(r"def (test_\w+)", path.read_text())
-    }
-    assert set(re.findall(r"`(test_\w+)`", page)) <= defined

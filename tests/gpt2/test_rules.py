@@ -1,16 +1,12 @@
 """Run profiles: their defaults, the settings they reject, and errors that list all problems."""
 
-from collections.abc import Callable
-
 import pytest
 
 from gpt2.check.cases import plan_cases
-from gpt2.config import Config
 from gpt2.study.plan import make_plan
 from gpt2.study.resolve import resolve_config, resolve_study
 from gpt2.study.study_file import RATIO
 from lib.config.dotconfig import defconfig_layers
-from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.project import ROOT
@@ -20,25 +16,25 @@ PAPER, FAST = "RUN_PROFILE_PAPER_REPRO", "RUN_PROFILE_MAXOUT_SPEED"
 
 
 @pytest.fixture(scope="module")
-def tree() -> KconfigTree:
+def tree():
     return KconfigTree()
 
 
 @pytest.fixture
-def configure(tree) -> Callable[..., Config]:
+def configure(tree):
     """Return a function that resolves symbols on top of the defaults."""
 
-    def build(**settings: SymbolValue) -> Config:
+    def build(**settings):
         return resolve_config(tree, [ConfigLayer.of("defconfig", "test", settings)])
 
     return build
 
 
 @pytest.fixture
-def refused(configure) -> Callable[..., list[str]]:
+def refused(configure):
     """Return a function that resolves invalid symbols and returns the text of each problem."""
 
-    def problems(**settings: SymbolValue) -> list[str]:
+    def problems(**settings):
         return [str(problem) for problem in error_of(configure, **settings).problems]
 
     return problems
@@ -80,9 +76,9 @@ def test_every_step_of_a_study_has_the_pinned_form(tree):
         assert len(backends) == 1 and backends != {"auto"}
 
 
-BF16: dict[str, SymbolValue] = {"PRECISION_BF16": True}
-GROUPED: dict[str, SymbolValue] = {"ATTENTION_PROJECTION_GROUPED": True}
-ON_CPU: dict[str, SymbolValue] = {"DEVICE_CPU": True}
+BF16 = {"PRECISION_BF16": True}
+GROUPED = {"ATTENTION_PROJECTION_GROUPED": True}
+ON_CPU = {"DEVICE_CPU": True}
 
 
 @pytest.mark.parametrize(
@@ -113,6 +109,7 @@ ON_CPU: dict[str, SymbolValue] = {"DEVICE_CPU": True}
         (ON_CPU | {"PRECISION_FP16": True}, "PRECISION_FP16=y: ", "config.unmet-dependency"),
         ({"SEED": -1}, "SEED=-1: ", "config.out-of-range"),
         ({"SEED_LIST": "1,-2"}, "SEED_LIST: ", "config.wrong-type"),
+        ({"INIT_FROM": "hf:./gpt2", "INIT_STREAM": 1}, "INIT_STREAM: ", "config.conflict"),
         # A number has one spelling.
         *(
             ({"LEARNING_RATE": rate}, "LEARNING_RATE: ", "config.wrong-type")
@@ -136,7 +133,7 @@ def test_a_rejected_setting_is_named_with_a_remedy(refused, settings, symbol, co
 
 
 def test_a_reason_is_enough(configure):
-    reason: dict[str, SymbolValue] = {"PRECISION_WHY": "the same within noise of three seeds"}
+    reason = {"PRECISION_WHY": "the same within noise of three seeds"}
     bf16 = configure(PRECISION_BF16=True, **reason)
     assert bf16.repro.precision_why == reason["PRECISION_WHY"]
     reason = {"MATMUL_WHY": "run 3 against run 4"}
@@ -145,84 +142,43 @@ def test_a_reason_is_enough(configure):
     assert bf16.hash8 == configure(PRECISION_BF16=True, PRECISION_WHY="because").hash8
 
 
-def test_all_problems_come_at_once(refused):
-    """Ranges, dependencies, rules of one section, rules across sections, and profile rules."""
-    found = refused(
-        SEED=-1,
-        DEVICE_CPU=True,
-        PRECISION_FP16=True,
-        MODEL_SIZE_CUSTOM=True,
-        N_HEAD=4,
-        N_EMBD=130,
-        DROPOUT="2.0",
-        ATTENTION_PROJECTION_GROUPED=True,
-        N_KV_HEAD=3,
-        GLOBAL_BATCH=9,
-        LEARNING_RATE="fast",
-        DETERMINISTIC_OFF=True,
-        ATTENTION_BACKEND_AUTO=True,
-        MATMUL_PRECISION_MEDIUM=True,
-    )
-    symbols = (
-        "SEED=-1",
-        "PRECISION_FP16=y",
-        "N_EMBD: ",
-        "N_KV_HEAD: ",
-        "DROPOUT: ",
-        "GLOBAL_BATCH: ",
-        "LEARNING_RATE: ",
-        "DETERMINISTIC: off",
-        "ATTENTION_BACKEND: auto",
-        "MATMUL_PRECISION: medium",
-    )
-    assert all(any(f"test: {symbol}" in text for text in found) for symbol in symbols), found
-    assert len(found) == len(symbols)
-
-
-WRONG: dict[str, SymbolValue] = {
+# Ranges, dependencies, rules of one section, rules across sections, and profile rules.
+WRONG = {
+    "SEED": -1,
     "DEVICE_CPU": True,
+    "PRECISION_FP16": True,
     "MODEL_SIZE_CUSTOM": True,
     "N_HEAD": 4,
     "N_EMBD": 130,
+    "DROPOUT": "2.0",
     "ATTENTION_PROJECTION_GROUPED": True,
     "N_KV_HEAD": 3,
-    "PRECISION_BF16": True,
+    "GLOBAL_BATCH": 9,
+    "LEARNING_RATE": "fast",
+    "DETERMINISTIC_OFF": True,
     "ATTENTION_BACKEND_AUTO": True,
+    "MATMUL_PRECISION_MEDIUM": True,
+}
+NAMED = {
+    *("SEED=-1", "PRECISION_FP16=y", "N_EMBD", "N_KV_HEAD", "DROPOUT", "GLOBAL_BATCH"),
+    *("LEARNING_RATE", "DETERMINISTIC", "ATTENTION_BACKEND", "MATMUL_PRECISION"),
 }
 
 
-@pytest.mark.parametrize(
-    "runs",
-    [
-        {"SINGLE_TRAINING": True},
-        {"RA_MLA_ABLATION_MODE": True},
-        {"TEST_MATRIX_MODE": True, "TEST_MATRIX_AXES": "N_LAYER=1,2"},
-    ],
-    ids=["training", "study", "matrix"],
-)
-def test_every_way_in_tells_the_same_before_anything_is_there(tmp_path, runs):
-    """Planning, sweeps and make check use the same validator."""
-    layers = [ConfigLayer.of("defconfig", "test", WRONG | runs)]
-    errors = (
-        error_of(make_plan, layers, tmp_path),
-        error_of(make_plan, layers, tmp_path, sweep="LEARNING_RATE=1e-3,2e-3"),
-        error_of(plan_cases, layers),
+@pytest.mark.parametrize("mode", ["SINGLE_TRAINING", "RA_MLA_ABLATION_MODE", "TEST_MATRIX_MODE"])
+def test_all_problems_come_at_once_by_every_way_in(tmp_path, mode):
+    layers = [ConfigLayer.of("defconfig", "test", {**WRONG, mode: True})]
+    first, *others = (
+        [problem.what for problem in error.problems]
+        for error in (
+            error_of(make_plan, layers, tmp_path),
+            error_of(make_plan, layers, tmp_path, sweep="WARMUP_STEPS=1,2"),
+            error_of(plan_cases, layers),
+        )
     )
-    first, *others = [[problem.what for problem in error.problems] for error in errors]
     assert others == [first, first]
-    symbols = ("N_EMBD: ", "N_KV_HEAD: ", "PRECISION: bf16", "ATTENTION_BACKEND: auto")
-    assert len(first) == len(symbols)
-    assert all(any(what.startswith(symbol) for what in first) for symbol in symbols), first
+    assert len(first) == len(NAMED) and {what.split(":")[0] for what in first} == NAMED
     assert list(tmp_path.iterdir()) == []
-
-
-def test_check_compiles_a_paper_beside_the_same_run_without_it():
-    compiled: dict[str, SymbolValue] = {"DEVICE_CPU": True, "COMPILE": True}
-    both = {"DEVICE_CPU": True, "TEST_MATRIX_MODE": True, "TEST_MATRIX_AXES": "COMPILE=n,y"}
-    error = error_of(plan_cases, [ConfigLayer.of("defconfig", "test", compiled)])
-    assert error.codes == ["config.unpaired-compile"]
-    for allowed in (both, compiled | {FAST: True}):
-        plan_cases([ConfigLayer.of("defconfig", "test", allowed)])
 
 
 @pytest.mark.parametrize(
@@ -241,7 +197,7 @@ def test_the_advice_on_a_batch_resolves_the_conflict(configure, sizes, advice):
 
 
 def test_the_loss_backend_is_part_of_a_run_on_a_gpu_alone(configure):
-    def digest(device: str, backend: str) -> str:
+    def digest(device, backend):
         given = {f"DEVICE_{device}": True, f"LOSS_BACKEND_{backend}": True}
         return configure(RUN_PROFILE_MAXOUT_SPEED=True, **given).digest
 

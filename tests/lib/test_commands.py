@@ -19,20 +19,11 @@ def test_every_variable_is_read_and_every_read_variable_exists():
     assert [name for name in VARIABLES if not readers(name) and name not in COMMON] == []
     assert {name for command in COMMANDS.values() for name in command.reads} <= VARIABLES.keys()
     assert "constants" not in TARGETS and len(set(TARGETS)) == len(TARGETS)
+    kinds = {v.kind for v in VARIABLES.values() if not v.choices}
+    assert kinds == {"text", "count", "positive", "number", "flag", "switch"}
 
 
 def test_a_cell_lists_variables_with_defaults_and_sets_of_variables():
-    assert variables_of("<RUN> @run N=3") == {
-        "RUN": "",
-        "JOBS": "",
-        "ON_STALE": "",
-        "KEEP_GOING": "y",
-        "ALLOW_DIRTY": "",
-        "N": "3",
-    }
+    of_run = {"JOBS": "", "ON_STALE": "", "KEEP_GOING": "y", "ALLOW_DIRTY": ""}
+    assert variables_of("<RUN> @run N=3") == {"RUN": "", **of_run, "N": "3"}
     assert variables_of("-") == {}
-
-
-def test_a_command_has_only_variables_of_known_kinds():
-    kinds = {v.kind for v in VARIABLES.values() if not v.choices}
-    assert kinds == {"text", "count", "positive", "number", "flag", "switch"}

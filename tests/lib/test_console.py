@@ -6,14 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from typing import NoReturn
 
 import pytest
 
 from lib import console
 from lib.errors import EXIT_PREFLIGHT, ConfigError, Problem
 from lib.project import ROOT
-from tests.errors import error_of
 
 LONG = f"ratio/00-baseline s1   {'word ' * 20}/a/path/{'x' * 80}"
 
@@ -45,17 +43,9 @@ def test_lines_are_folded(text, columns, folded):
     assert console.folded(text, columns) == folded
 
 
-def test_misuse_of_an_option_is_an_error():
-    command = console.CommandLine()
-    error = error_of(command.parse_args, ["--nonesuch"])
-    assert error.codes == ["usage.invalid-argument"]
-    command.add_argument("--run-name", required=True)
-    assert "nearest" not in error_of(command.parse_args, []).problems[0].what
-
-
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.EROFS])
 def test_a_file_that_cannot_be_used_is_a_problem_with_a_code(number, monkeypatch, capsys):
-    def main() -> NoReturn:
+    def main():
         raise OSError(number, os.strerror(number), "/tree/.config")
 
     monkeypatch.setenv("JSON", "1")
@@ -94,6 +84,9 @@ def test_only_colours_of_this_process_reach_the_terminal():
 
 
 def test_questions_and_tracebacks_are_escaped(monkeypatch, capsys):
+    def fail():
+        raise ConfigError(Problem("damaged", "a", "type: \x1b[2J", code="run.damaged"))
+
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     console.confirm("apply \x1b[2J\u202e?", yes=False)
@@ -106,19 +99,10 @@ def test_questions_and_tracebacks_are_escaped(monkeypatch, capsys):
 
 @pytest.mark.parametrize(("verbose", "shown"), [("", False), ("1", True)])
 def test_warnings_of_libraries_are_for_their_developers(verbose, shown):
-    script = """if True:
-        import warnings
-        from lib.console import run_main
-
-        run_main(lambda: warnings.warn("flash attention kernel not used") or 0)
-    """
+    statement = "run_main(lambda: warnings.warn('flash attention kernel not used') or 0)"
+    code = f"import warnings; from lib.console import run_main; {statement}"
     environment = {**os.environ, "V": verbose}
     environment.pop("PYTHONWARNINGS", None)
-    command = [sys.executable, "-c", script]
+    command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == 0 and ("kernel not used" in done.stderr) == shown
-
-
-def fail() -> int:
-    """Raise the error of a file whose name moves the cursor."""
-    raise ConfigError(Problem("damaged", "a", "type: \x1b[2J", code="run.damaged"))

@@ -33,8 +33,7 @@ def test_a_malformed_code_is_a_defect(code):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("SEDE", "; nearest: SEED"),
-        ("sede", "; nearest: SEED"),
+        *((name, "; nearest: SEED") for name in ("SEDE", "sede")),
         ("STEPZ", "; nearest: steps"),
         ("X", ""),
     ],

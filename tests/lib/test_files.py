@@ -19,7 +19,7 @@ from lib.runner.local import LocalExecutor
 from tests.errors import error_of
 
 
-def dead_process() -> int:
+def dead_process():
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
@@ -61,19 +61,16 @@ def test_a_pipe_or_device_in_place_of_a_file_is_an_error_and_no_wait(tmp_path):
         os.close(no_follow(tmp_path / "pipe", os.O_WRONLY))
 
 
-def test_a_temporary_file_that_is_a_link_is_replaced(tmp_path):
+def test_a_temporary_file_that_is_a_link_is_replaced_and_no_error_names_it(tmp_path):
     victim, path = tmp_path / "victim", tmp_path / "file"
     victim.write_text("of another program")
     temporary_path(path).symlink_to(victim)
     write_atomic(path, "new")
     assert (victim.read_text(), path.read_text()) == ("of another program", "new")
-
-
-def test_an_error_names_the_file_and_not_its_temporary_one(tmp_path):
-    path = tmp_path / "absent" / ".config"
+    absent = tmp_path / "absent" / ".config"
     with pytest.raises(FileNotFoundError) as caught:
-        write_atomic(path, "new")
-    assert caught.value.filename == str(path)
+        write_atomic(absent, "new")
+    assert caught.value.filename == str(absent)
 
 
 def test_files_that_vanish_do_not_count(tmp_path, monkeypatch):

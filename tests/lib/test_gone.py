@@ -36,13 +36,10 @@ Text.
 """
 
 
-FIXTURE = ROOT / "tests/lib/config/fixtures/tree"
-
-
 @pytest.fixture
 def tree():
     """Return the small tree."""
-    return KconfigTree(FIXTURE)
+    return KconfigTree(ROOT / "tests/lib/config/fixtures/tree")
 
 
 @pytest.fixture
@@ -66,37 +63,42 @@ def test_the_removed_symbols_have_the_values_that_may_be_dropped(table):
     assert not any(gone.is_without_effect(*pair) for pair in acting)
 
 
-def test_an_answer_names_what_to_use(table):
-    assert gone.gone("symbol", "OLD_OTHER") == (
-        "is gone: use NEW_FLAG or A|B (docs/former-system.md)"
-    )
-    assert gone.gone("symbol", "OLD_SIZE") == "is gone (docs/former-system.md)"
-    assert gone.gone("symbol", "AREA_OLD_ONE").startswith("is gone: use NEW_* (")
-    assert gone.gone("symbol", "AREA_ONE").startswith("is gone: use the name without AREA_ (")
-    assert gone.gone("variable", "OLD_FLAG") == gone.gone("symbol", "OLD_FLAG") != ""
-    assert gone.gone("variable", "AREA_ONE") == gone.gone("symbol", "NOT_THIS") == ""
-
-
 @pytest.mark.parametrize(
-    ("words", "answer"),
+    ("kind", "name", "answer"),
     [
-        (["--old"], "--old: is gone: use --new"),
-        (["--old-one=3"], "--old-one: is gone: use NEW_ONE="),
+        ("symbol", "OLD_OTHER", "is gone: use NEW_FLAG or A|B (docs/former-system.md)"),
+        ("symbol", "OLD_SIZE", "is gone (docs/former-system.md)"),
+        ("symbol", "AREA_OLD_ONE", "is gone: use NEW_* (docs/former-system.md)"),
+        ("symbol", "AREA_ONE", "is gone: use the name without AREA_ (docs/former-system.md)"),
+        ("variable", "OLD_FLAG", "is gone: use NEW_FLAG or A|B (docs/former-system.md)"),
+        ("option", "--old-one", "is gone: use NEW_ONE= (docs/former-system.md)"),
+        # A variable is no name of a pattern of symbols, and another section is no table of names.
+        ("variable", "AREA_ONE", ""),
+        ("symbol", "NOT_THIS", ""),
     ],
 )
-def test_an_option_of_a_command(table, words, answer):
-    (problem,) = error_of(console.CommandLine().parse_args, words).problems
-    assert problem.what.startswith(answer) and problem.code == "usage.gone"
+def test_an_answer_names_what_to_use(table, kind, name, answer):
+    assert gone.gone(kind, name) == answer
 
 
-@pytest.mark.parametrize("label", ["defconfig", "fragment", "config"])
-def test_a_symbol_is_answered_with_file_and_line(table, tree, label):
-    layer = parse_text("CONFIG_N_LAYER=4\nCONFIG_OLD_FLAG=y\n", label, "file")
+def test_an_option_of_a_command(table):
+    command = console.CommandLine()
+    command.add_argument("--name", required=True)
+    (problem,) = error_of(command.parse_args, ["--old", "--name=a"]).problems
+    assert problem.what.startswith("--old: is gone: use --new") and problem.code == "usage.gone"
+    # A missing option is not nearest to itself.
+    assert error_of(command.parse_args, []).problems[0].what.endswith("required: --name")
+
+
+def test_a_symbol_is_answered_with_file_and_line(table, tree):
+    layer = parse_text("CONFIG_N_LAYER=4\nCONFIG_OLD_FLAG=y\n", "defconfig", "file")
     (problem,) = error_of(tree.resolve, [layer]).problems
     assert problem.where == "file:2" and problem.code == "config.gone"
     assert problem.what.startswith("OLD_FLAG=y: is gone: use NEW_FLAG")
     error = error_of(tree.resolve, [parse_command_line_settings("OLD_NOTE=1 OLD_SIZE=1")])
     assert error.codes == ["config.gone-off", "config.gone"]
+    error = error_of(explain_value, tree, tree.resolve([]), "CONFIG_OLD_FLAG=y")
+    assert error.codes == ["config.gone"] and "OLD_FLAG: is gone: use NEW_FLAG" in str(error)
 
 
 def test_adapt_drops_a_value_without_effect(table, tree):
@@ -105,12 +107,6 @@ def test_adapt_drops_a_value_without_effect(table, tree):
     adapted, (off, acting) = tree.adapt(layer)
     assert (off.code, acting.code) == ("config.gone-off", "config.gone")
     assert tree.config_text([adapted]) == text
-
-
-@pytest.mark.parametrize("sym", ["OLD_FLAG", "CONFIG_OLD_FLAG=y"])
-def test_why_answers_for_a_symbol_that_is_gone(table, tree, sym):
-    error = error_of(explain_value, tree, tree.resolve([]), sym)
-    assert error.codes == ["config.gone"] and "OLD_FLAG: is gone: use NEW_FLAG" in str(error)
 
 
 def test_the_design_that_a_run_records_is_named_and_has_no_effect():

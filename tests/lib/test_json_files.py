@@ -40,21 +40,17 @@ def test_damage_is_one_error_that_names_the_file(tmp_path, content):
 
 
 def test_a_folder_a_pipe_and_a_huge_file_are_damage_and_nothing_is_missing(tmp_path):
+    (tmp_path / "folder").mkdir()
+    # Without a writer, opening a pipe would wait forever.
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", 1 << 40)
     for name in ("folder", "pipe", "huge"):
-        path = tmp_path / name
-        with pytest.raises(MissingRecord):
-            read_json_object(path)
-        if name == "folder":
-            path.mkdir()
-        elif name == "pipe":
-            # Without a writer, opening a pipe would wait forever.
-            os.mkfifo(path)
-        else:
-            path.touch()
-            os.truncate(path, 1 << 40)
         with pytest.raises(DamagedRecord) as caught:
-            read_json_object(path)
+            read_json_object(tmp_path / name)
     assert caught.value.actual == f"{1 << 40:,} bytes"
+    with pytest.raises(MissingRecord):
+        read_json_object(tmp_path / "nothing")
 
 
 class Colour(StrEnum):
@@ -70,27 +66,27 @@ class Sample:
     flag: bool = False
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Rows of this type are checked by the types of the rows before them."""
+
+    count: int
+    share: float = 0.5
+
+
 SAMPLE = {"count": 1, "size": 2, "colour": "red"}
-
-
-def test_fields_become_a_dataclass(tmp_path):
-    found = typed(Sample, SAMPLE | {"unknown": 1}, tmp_path, ())
-    assert found == Sample(1, 2, Colour.RED) and isinstance(found.colour, Colour)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"count": 1.5},
-        {"count": True},
-        {"count": "1"},
-        {"size": None},
-        {"colour": "green"},
-        {"colour": ["red"]},
-        {"flag": 1},
+        *({"count": 1.5}, {"count": True}, {"count": "1"}, {"size": None}),
+        *({"colour": "green"}, {"colour": ["red"]}, {"flag": 1}),
     ],
 )
 def test_a_field_of_another_type_is_named(tmp_path, change):
+    found = typed(Sample, SAMPLE | {"unknown": 1}, tmp_path, ())
+    assert found == Sample(1, 2, Colour.RED) and isinstance(found.colour, Colour)
     with pytest.raises(DamagedRecord) as caught:
         typed(Sample, SAMPLE | change, tmp_path, ("part",), 7)
     (name,) = change
@@ -100,38 +96,7 @@ def test_a_field_of_another_type_is_named(tmp_path, change):
             typed(Sample, fields, tmp_path, ())
 
 
-@pytest.mark.parametrize(
-    "content",
-    ['{"a": 1}\n{"b": [2.5]}\n', ' {"a": 1}\t\r\n{"b": 2}\n', '{"a": 1}\n{"b": "\u2028"}\n'],
-)
-def test_every_line_is_one_object(content):
-    rows = [json.loads(text) for text in content.strip().split("\n")]
-    assert parse_json_lines(Path("rows.jsonl"), content.encode()) == rows
-
-
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        ('{"a": 1}\n{"b":\n2}\n', 2),
-        ('{"a": 1}\n{"b":\n2}{"c": 3}\n', 2),
-        ('{"a": 1}{"b": 2}\n', 1),
-        ('{"a": [1\n{"b": 2}]}\n', 1),
-        ('{"a": 1}\n\n{"b": 2}\n', 2),
-        ('{"a": 1}\n[2]\n', 2),
-    ],
-)
-def test_another_line_is_damage(content, line):
-    with pytest.raises(DamagedRecord) as raised:
-        parse_json_lines(Path("rows.jsonl"), content.encode())
-    assert raised.value.line == line
-
-
 def test_a_row_after_rows_of_its_types_is_checked_as_the_first_one():
-    @dataclass(frozen=True)
-    class Pair:
-        count: int
-        share: float = 0.5
-
     file, row = Path("rows.jsonl"), {"count": 1, "share": 0.25, "more": None}
     changes = ({"count": True}, {"share": "0.25"}, {"count": None})
     for _ in range(2):
@@ -142,3 +107,24 @@ def test_a_row_after_rows_of_its_types_is_checked_as_the_first_one():
                 typed(Pair, damaged, file, ())
         with pytest.raises(DamagedRecord, match="no field more"):
             typed(Pair, row, file, (), exact=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        *((text, 0) for text in ('{"a": 1}\n{"b": [2.5]}\n', ' {"a": 1}\t\r\n{"b": 2}\n')),
+        ('{"a": 1}\n{"b": "\u2028"}\n', 0),
+        *(('{"a": 1}\n{"b":\n2}\n', 2), ('{"a": 1}\n{"b":\n2}{"c": 3}\n', 2)),
+        *(('{"a": 1}{"b": 2}\n', 1), ('{"a": [1\n{"b": 2}]}\n', 1)),
+        *(('{"a": 1}\n\n{"b": 2}\n', 2), ('{"a": 1}\n[2]\n', 2)),
+    ],
+)
+def test_every_line_is_one_object_or_the_first_other_one_is_named(content, line):
+    path = Path("rows.jsonl")
+    if line:
+        with pytest.raises(DamagedRecord) as raised:
+            parse_json_lines(path, content.encode())
+        assert raised.value.line == line
+    else:
+        rows = [json.loads(text) for text in content.strip().split("\n")]
+        assert parse_json_lines(path, content.encode()) == rows

@@ -14,28 +14,29 @@ from lib.env.gpu import GPUS
 from lib.make_help import completion, document, help_text
 from lib.project import ROOT
 
+RATIO_STEPS = {step.slug for step in STUDIES["ratio"].steps}
 
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("make verd", {"verdicts"}),
-        ("make plan STE", {"STEPS="}),
-        ("make defconfig-gpt2-quickst", {"defconfig-gpt2-quickstart"}),
-        ("make defconfig-gpt2-124m+qui", {"defconfig-gpt2-124m+quick"}),
-        ("make check DEFCONFIG=gpt2-quickst", {"gpt2-quickstart"}),
-        ("make why SYM=DROPO", {"DROPOUT"}),
-        ("make audit RUNS=results/ratio/ra-s1", {"results/ratio/ra-s1-0a1b2c3d"}),
-        ("make plan STEPS=mla-golden-m", {"mla-golden-mech"}),
-        ("make plan STEPS=0-3,mla-golden-m", {"0-3,mla-golden-mech"}),
-        ("make check CHECKS=causal,dec", {"causal,declared", "causal,decode"}),
-        ("make plan GPU=h", {"h100", "h200"}),
-        ("make O=my why SYM=N_L", {"N_LAYER"}),
-        ("make O=my audit RUNS=my/results/ratio/b", {"my/results/ratio/baseline-s1-0a1b2c3d"}),
-        ("make plan SEEDS=", set()),
-    ],
-)
+
+COMPLETED = {
+    "make verd": {"verdicts"},
+    "make plan STE": {"STEPS="},
+    "make defconfig-gpt2-quickst": {"defconfig-gpt2-quickstart"},
+    "make defconfig-gpt2-124m+qui": {"defconfig-gpt2-124m+quick"},
+    "make check DEFCONFIG=gpt2-quickst": {"gpt2-quickstart"},
+    "make why SYM=DROPO": {"DROPOUT"},
+    "make audit RUNS=results/ratio/ra-s1": {"results/ratio/ra-s1-0a1b2c3d"},
+    "make plan STEPS=mla-golden-m": {"mla-golden-mech"},
+    "make plan STEPS=0-3,mla-golden-m": {"0-3,mla-golden-mech"},
+    "make check CHECKS=causal,dec": {"causal,declared", "causal,decode"},
+    "make plan GPU=h": {"h100", "h200"},
+    "make O=my why SYM=N_L": {"N_LAYER"},
+    "make O=my audit RUNS=my/results/ratio/b": {"my/results/ratio/baseline-s1-0a1b2c3d"},
+    "make plan SEEDS=": set(),
+}
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion_knows_targets_variables_symbols_and_runs(tmp_path, shell, typed, expected):
+def test_completion_knows_targets_variables_symbols_and_runs(tmp_path, shell):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     for source in ("lib/kablate.py", "lib/env/gpu.py", "gpt2/check/__init__.py"):
@@ -49,18 +50,20 @@ def test_completion_knows_targets_variables_symbols_and_runs(tmp_path, shell, ty
     bases, fragments = list_defconfigs(ROOT)
     names = [*(d.name for d in bases), *(f"+{d.name}" for d in fragments)]
     (tmp_path / "script").write_text(completion(names))
-    command = (
-        f". ./script; COMP_LINE={typed!r} COMP_POINT={len(typed)}; _kablate_make 2> /dev/null; "
-        'printf "%s\\n" "${COMPREPLY[@]}"'
-    )
-    done = subprocess.run([shell, "-c", command], cwd=tmp_path, capture_output=True, text=True)
-    replies = set(done.stdout.split())
+    commands = [". ./script"]
+    for typed in COMPLETED:
+        commands.append(f"COMP_LINE={typed!r} COMP_POINT={len(typed)}; _kablate_make 2> /dev/null")
+        commands.append('printf "%s " "${COMPREPLY[@]}"; echo')
+    words = [shell, "-c", "\n".join(commands)]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    found = [set(line.split()) for line in done.stdout.splitlines()]
     if shell == "zsh":
         # zsh selects among the replies itself, and replaces the whole word, not the part after "=".
-        word = typed.split()[-1]
-        head = word[: word.find("=") + 1]
-        replies = {reply.removeprefix(head) for reply in replies if reply.startswith(word)}
-    assert replies == expected, done.stderr
+        for number, typed in enumerate(COMPLETED):
+            word = typed.split()[-1]
+            head = word[: word.find("=") + 1]
+            found[number] = {r.removeprefix(head) for r in found[number] if r.startswith(word)}
+    assert dict(zip(COMPLETED, found, strict=True)) == COMPLETED, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -68,11 +71,7 @@ def test_completion_knows_targets_variables_symbols_and_runs(tmp_path, shell, ty
     [
         (r'^ *Check\("([a-z_]+)"', "gpt2/check/__init__.py", set(CHECKS)),
         (r'^ *Gpu\("([a-z0-9-]+)"', "lib/env/gpu.py", set(GPUS)),
-        (
-            r'^\[\[step\]\]\nname = "(.*)"',
-            "gpt2/study/studies/ratio.toml",
-            {step.slug for step in STUDIES["ratio"].steps},
-        ),
+        (r'^\[\[step\]\]\nname = "(.*)"', "gpt2/study/studies/ratio.toml", RATIO_STEPS),
     ],
 )
 def test_completion_has_the_names_of_the_sources(pattern, path, names):
@@ -80,12 +79,9 @@ def test_completion_has_the_names_of_the_sources(pattern, path, names):
     assert set(re.findall(pattern, (ROOT / path).read_text(), re.MULTILINE)) == names
 
 
-def test_help_puts_the_summary_into_the_run_group():
-    lines = help_text("57 runs").splitlines()
-    assert lines[lines.index("Run") + 1] == "  57 runs"
-
-
 def test_the_help_fits_one_screen_of_60_lines_and_80_columns():
+    summarized = help_text("57 runs").splitlines()
+    assert summarized[summarized.index("Run") + 1] == "  57 runs"
     text = help_text()
     assert text.count("\n") <= 60 and "No .config yet" in text
     every = help_text(every=True)

@@ -4,21 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from lib.config.layers import ConfigLayer, parse_text
+from lib.config.layers import parse_text
 from lib.config.tree import KconfigTree
-from lib.errors import ConfigError, Problem
+from lib.errors import ConfigError
 
 FIXTURE = Path(__file__).with_name("fixtures") / "tree"
 
 
 @pytest.fixture(scope="session")
-def root() -> Path:
+def root():
     """Return the folder of the fixture tree."""
     return FIXTURE
 
 
 @pytest.fixture
-def tree(root) -> KconfigTree:
+def tree(root):
     """Return the parsed fixture tree."""
     return KconfigTree(root)
 
@@ -27,7 +27,7 @@ def tree(root) -> KconfigTree:
 def refused(tree):
     """Return a function that resolves texts or layers and returns the problems raised."""
 
-    def resolve(*sources: str | ConfigLayer) -> list[Problem]:
+    def resolve(*sources):
         layers = [
             parse_text(source, "defconfig", "f") if isinstance(source, str) else source
             for source in sources

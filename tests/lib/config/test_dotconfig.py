@@ -1,8 +1,6 @@
 """Tests of the files of a configuration: .config, its origins, config.py, defconfigs."""
 
 import os
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -16,10 +14,8 @@ from lib.config.dotconfig import (
     resolve_config,
     write_constants,
 )
-from lib.config.field import SymbolValue
-from lib.config.layers import ConfigLayer, ResolvedConfig
+from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.errors import Problem
 from tests.errors import error_of
 from tests.lib.config.conftest import FIXTURE
 
@@ -37,17 +33,17 @@ HOSTILE = [
 ]
 
 
-def write(tree: KconfigTree, config: Path, *layers: ConfigLayer) -> ResolvedConfig:
+def write(tree, config, *layers):
     resolution = tree.resolve(layers)
     tree.write_config(resolution, config)
     return resolution
 
 
 @pytest.fixture
-def generated(tree, tmp_path) -> Callable[..., ConfigWorkspace]:
+def generated(tree, tmp_path):
     """Return a function that writes .config and config.py of settings."""
 
-    def generate(**settings: SymbolValue) -> ConfigWorkspace:
+    def generate(**settings):
         place = ConfigWorkspace(FIXTURE, tmp_path)
         layer = ConfigLayer.of("step", "s", settings)
         write_constants(write(tree, place.config, layer), place)
@@ -56,7 +52,7 @@ def generated(tree, tmp_path) -> Callable[..., ConfigWorkspace]:
     return generate
 
 
-def refused_constants(place: ConfigWorkspace) -> Problem:
+def refused_constants(place):
     """Return the one problem of reading the folder's config.py."""
     (problem,) = error_of(read_constants, place).problems
     return problem
@@ -89,7 +85,7 @@ def test_config_is_canonical_and_keeps_the_one_before(tree, root, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
-def origins(resolution: ResolvedConfig) -> dict[str, tuple[str, str]]:
+def origins(resolution):
     found = resolution.origins.items()
     return {name: (origin.where, origin.label) for name, origin in found if origin}
 

@@ -1,17 +1,14 @@
 """Tests of resolved values, layers, origins, and the description of the tree."""
 
-from collections.abc import Mapping
-
 import pytest
 
-from lib.config.field import SymbolValue
-from lib.config.layers import ConfigLayer, parse_command_line_settings, parse_text, with_locations
+from lib.config.layers import parse_command_line_settings, parse_text, with_locations
 from lib.config.tree import KconfigTree, member_values
 from lib.errors import ConfigError, Problem
 from tests.errors import error_of
 
 
-def defconfig(text: str, shown: str = "f") -> ConfigLayer:
+def defconfig(text, shown="f"):
     return parse_text(text, "defconfig", shown)
 
 
@@ -141,7 +138,7 @@ def test_locate_points_at_the_line_that_set_the_value(tree):
 def test_rule_problems_are_raised_with_failed_assignments(tree):
     """But not the rule about N_LAYER, because its value is not the requested one."""
 
-    def rules(values: Mapping[str, SymbolValue]) -> None:
+    def rules(values):
         number = f"LEARNING_RATE: {values['LEARNING_RATE']} is no number"
         heads = f"N_HEAD: {values['N_HEAD']} does not go with N_LAYER={values['N_LAYER']}"
         raise ConfigError(
