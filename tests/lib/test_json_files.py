@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lib.json_files import DamagedRecord, MissingRecord, parse_json_lines, read_json_object, typed
+from tests.errors import error_of
 
 DAMAGE = {
     "empty": b"",
@@ -26,17 +27,21 @@ DAMAGE = {
 }
 
 
+def damage_of(call, *given, **options):
+    error = error_of(call, *given, **options)
+    assert isinstance(error, DamagedRecord)
+    return error
+
+
 @pytest.mark.parametrize("content", DAMAGE.values(), ids=DAMAGE)
 def test_damage_is_one_error_that_names_the_file(tmp_path, content):
     path = tmp_path / "record.json"
     path.write_bytes(content)
-    with pytest.raises(DamagedRecord) as caught:
-        read_json_object(path)
-    assert caught.value.file == path and caught.value.codes == ["run.damaged"]
-    path.write_bytes(b'{"a": 1}\n' + content.replace(b"\n", b" ") + b"\n")
-    with pytest.raises(DamagedRecord) as caught:
-        parse_json_lines(path, path.read_bytes())
-    assert (caught.value.file, caught.value.line) == (path, 2)
+    error = damage_of(read_json_object, path)
+    assert error.file == path and error.codes == ["run.damaged"]
+    lines = b'{"a": 1}\n' + content.replace(b"\n", b" ") + b"\n"
+    error = damage_of(parse_json_lines, path, lines)
+    assert (error.file, error.line) == (path, 2)
 
 
 def test_a_folder_a_pipe_and_a_huge_file_are_damage_and_nothing_is_missing(tmp_path):
@@ -45,12 +50,9 @@ def test_a_folder_a_pipe_and_a_huge_file_are_damage_and_nothing_is_missing(tmp_p
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "huge").touch()
     os.truncate(tmp_path / "huge", 1 << 40)
-    for name in ("folder", "pipe", "huge"):
-        with pytest.raises(DamagedRecord) as caught:
-            read_json_object(tmp_path / name)
-    assert caught.value.actual == f"{1 << 40:,} bytes"
-    with pytest.raises(MissingRecord):
-        read_json_object(tmp_path / "nothing")
+    errors = [damage_of(read_json_object, tmp_path / name) for name in ("folder", "pipe", "huge")]
+    assert errors[2].actual == f"{1 << 40:,} bytes"
+    assert isinstance(error_of(read_json_object, tmp_path / "nothing"), MissingRecord)
 
 
 class Colour(StrEnum):
@@ -87,13 +89,11 @@ SAMPLE = {"count": 1, "size": 2, "colour": "red"}
 def test_a_field_of_another_type_is_named(tmp_path, change):
     found = typed(Sample, SAMPLE | {"unknown": 1}, tmp_path, ())
     assert found == Sample(1, 2, Colour.RED) and isinstance(found.colour, Colour)
-    with pytest.raises(DamagedRecord) as caught:
-        typed(Sample, SAMPLE | change, tmp_path, ("part",), 7)
+    error = damage_of(typed, Sample, SAMPLE | change, tmp_path, ("part",), 7)
     (name,) = change
-    assert f"part.{name}" in caught.value.expected and caught.value.line == 7
+    assert f"part.{name}" in error.expected and error.line == 7
     for fields in ([], None, {k: v for k, v in SAMPLE.items() if k != "count"}):
-        with pytest.raises(DamagedRecord):
-            typed(Sample, fields, tmp_path, ())
+        damage_of(typed, Sample, fields, tmp_path, ())
 
 
 def test_a_row_after_rows_of_its_types_is_checked_as_the_first_one():
@@ -103,10 +103,8 @@ def test_a_row_after_rows_of_its_types_is_checked_as_the_first_one():
         assert typed(Pair, row, file, ()) == Pair(1, 0.25)
         assert typed(Pair, {"count": 2}, file, ()) == Pair(2)
         for damaged in (*(row | each for each in changes), {"share": 0.25}, ["count"], "count"):
-            with pytest.raises(DamagedRecord):
-                typed(Pair, damaged, file, ())
-        with pytest.raises(DamagedRecord, match="no field more"):
-            typed(Pair, row, file, (), exact=True)
+            damage_of(typed, Pair, damaged, file, ())
+        assert damage_of(typed, Pair, row, file, (), exact=True).expected == "no field more"
 
 
 @pytest.mark.parametrize(
@@ -122,9 +120,7 @@ def test_a_row_after_rows_of_its_types_is_checked_as_the_first_one():
 def test_every_line_is_one_object_or_the_first_other_one_is_named(content, line):
     path = Path("rows.jsonl")
     if line:
-        with pytest.raises(DamagedRecord) as raised:
-            parse_json_lines(path, content.encode())
-        assert raised.value.line == line
+        assert damage_of(parse_json_lines, path, content.encode()).line == line
     else:
         rows = [json.loads(text) for text in content.strip().split("\n")]
         assert parse_json_lines(path, content.encode()) == rows

@@ -1,6 +1,7 @@
 """Conditions of the environment: what passes, and the problems of what does not."""
 
 import re
+import sys
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -95,6 +96,13 @@ def test_traces_of_other_tools(conda_config, tmp_path):
     assert {problem.code for problem in found} == {"env.foreign-file"}
     allowed = replace(conda_config, forbid_foreign=False)
     assert problems(allowed, "foreign tools", root=tmp_path) == []
+
+
+def test_what_the_tree_needs_is_here(config, monkeypatch):
+    assert problems(config, "packages") == []
+    monkeypatch.setattr(sys, "path", [])
+    said = words(problems(config, "packages"), "env.missing-package")
+    assert "torch>=2.11, kconfiglib" in said
 
 
 def lock_problems(config, lock, enforce=True):

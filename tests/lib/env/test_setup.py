@@ -19,8 +19,9 @@ from packaging.specifiers import SpecifierSet
 from lib import _start
 from lib.build import editable
 from lib.env import packages, setup
-from lib.errors import ConfigError, RunError
+from lib.errors import RunError
 from lib.project import ROOT
+from tests.errors import error_of
 from tests.make_command import make
 
 PYPROJECT = """
@@ -283,13 +284,10 @@ def test_the_lines_of_pip_are_one_line_of_a_terminal_if_quiet(
 
 def test_an_unknown_extra_and_a_folder_of_the_user_are_errors(tmp_path, commands, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["setup", "--venv", ".venv", "--extras", "nothign"])
-    with pytest.raises(ConfigError) as caught:
-        setup.main()
-    assert caught.value.codes == ["env.unknown-extra"] and "nothing, more" in str(caught.value)
+    error = error_of(setup.main)
+    assert error.codes == ["env.unknown-extra"] and "nothing, more" in str(error)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    with pytest.raises(ConfigError) as caught:
-        setup.set_up(".venv", [])
-    assert caught.value.codes == ["env.not-managed"] and commands == []
+    assert error_of(setup.set_up, ".venv", []).codes == ["env.not-managed"] and commands == []
 
 
 @pytest.mark.parametrize("version", [(3, 10, 13), (3, 14, 0)])

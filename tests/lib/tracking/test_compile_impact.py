@@ -5,7 +5,6 @@ import struct
 
 import pytest
 
-from lib.errors import ConfigError
 from lib.tracking.compile_impact import (
     compile_pairs_to_json,
     compile_pairs_to_text,
@@ -13,6 +12,7 @@ from lib.tracking.compile_impact import (
     read_compile_pairs,
 )
 from lib.tracking.sources import RunDirSource
+from tests.errors import error_of
 from tests.lib.tracking.conftest import PROJECT, record_run
 
 
@@ -31,12 +31,6 @@ def pairs_of(folder, *named):
     return read_compile_pairs(RunDirSource(folder), PROJECT, named)
 
 
-def refused(folder, *named):
-    with pytest.raises(ConfigError) as caught:
-        pairs_of(folder, *named)
-    return caught.value
-
-
 def test_runs_are_paired_when_nothing_else_differs(folder):
     pairs = pairs_of(folder)
     assert [pair.name for pair in pairs] == ["baseline-s1-0000000b", "ra-s1-0000000b"]
@@ -50,10 +44,10 @@ def test_runs_are_paired_when_nothing_else_differs(folder):
 
 def test_a_run_name_selects_its_pair(folder):
     assert [pair.name for pair in pairs_of(folder, "ra-s1-0000000a")] == ["ra-s1-0000000b"]
-    assert refused(folder, "alone-s1-0000000c").codes == ["run.no-compile-pair"]
+    assert error_of(pairs_of, folder, "alone-s1-0000000c").codes == ["run.no-compile-pair"]
     # Of two runs of one side, too.
     record_run(folder / "s/baseline-s1-0000000d", step="baseline")
-    error = refused(folder)
+    error = error_of(pairs_of, folder)
     assert error.codes == ["run.ambiguous"]
     assert all(f"baseline-s1-0000000{x} (" in str(error) for x in "ad")
     named = ["baseline-s1-0000000d", "ra-s1-0000000a"]
@@ -78,9 +72,7 @@ def test_one_log_interval_alone_is_no_speed(tmp_path):
         run.telemetry.unlink()
     pairs = pairs_of(tmp_path)
     assert compile_pairs_to_text(pairs) == "\n"
-    with pytest.raises(ConfigError) as caught:
-        plot_compile_impact(pairs, tmp_path)
-    assert caught.value.codes == ["run.missing-metric"]
+    assert error_of(plot_compile_impact, pairs, tmp_path).codes == ["run.missing-metric"]
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 from lib.errors import ConfigError, PreflightError
 from lib.tracking.queries import query_gpu_usage, query_keys
 from lib.tracking.sources import RunDirSource, find_run
+from tests.errors import error_of
 from tests.lib.tracking.conftest import ITERATIONS, record_run
 
 Query = Callable[..., dict[str, Any]]
@@ -141,9 +142,8 @@ def test_a_name_that_two_runs_have_lists_their_ids(tmp_path):
         facts = json.loads(run.tracker_facts.read_text()) | {"name": "mine"}
         run.tracker_facts.write_text(json.dumps(facts))
     source = RunDirSource(tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        find_run(source, "kablate-single", "mine")
-    assert caught.value.codes == ["run.ambiguous"]
+    error = error_of(find_run, source, "kablate-single", "mine")
+    assert error.codes == ["run.ambiguous"]
     ids = [run.id for run in source.names("")]
-    assert all(run_id in str(caught.value) for run_id in ids) and ids[0] != ids[1]
+    assert all(run_id in str(error) for run_id in ids) and ids[0] != ids[1]
     assert find_run(source, "", ids[1]).id == ids[1]
