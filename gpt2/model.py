@@ -29,7 +29,7 @@ from gpt2.mlp.mlp import Mlp
 from gpt2.mlp.options import LayerSpec
 from gpt2.model_config import ModelConfig
 from gpt2.norm import build_norm
-from lib.pruning.layers import PaddedEmbedding
+from lib.pruning.layers import PaddedEmbedding, PaddedHead
 from lib.runs.seeds import stream_seed
 
 # GPT-2's standard deviation of initial weights (Radford et al. 2019).
@@ -70,11 +70,11 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """GPT-2: token and position embeddings, blocks, a final norm, and a head tied to ``wte``.
+    """GPT-2: token and position embeddings, blocks, a final norm, and the output head.
 
-    ``wpe`` is None if attention rotates queries and keys (rotary positions). ``wte`` has
-    ``padded_vocab_size`` rows; rows from ``vocab_size`` on are padding and affect neither loss nor
-    gradients.
+    ``wpe`` is None if attention rotates queries and keys (rotary positions), ``lm_head`` if the head
+    is tied to ``wte``. Both have ``padded_vocab_size`` rows; rows from ``vocab_size`` on are padding
+    and affect neither loss nor gradients.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -89,12 +89,19 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(shape.dropout)
         self.h = nn.ModuleList(Block(config, site) for site in config.sites())
         self.ln_f = build_norm(shape, config.norm)
+        rows = shape.padded_vocab_size, shape.vocab_size
+        self.lm_head = PaddedHead(shape.n_embd, *rows) if config.untied_head else None
         self.execution = Execution()
 
     @property
     def blocks(self) -> list[Block]:
         """Return the blocks in order."""
         return cast(list[Block], list(self.h))
+
+    @property
+    def head(self) -> Tensor:
+        """Return the matrix of the output head: a row for each row of ``wte``, and C columns."""
+        return self.wte.weight if self.lm_head is None else self.lm_head.weight
 
     def set_execution(self, execution: Execution) -> None:
         """Use the chunk sizes and kernels of ``execution`` from the next forward pass on."""
@@ -112,7 +119,7 @@ class GPT(nn.Module):
             return self.logits(x_BTC)
         return linear_cross_entropy(
             x_BTC.flatten(0, 1),
-            self.wte.weight,
+            self.head,
             targets_BT.flatten(),
             self.config.shape.vocab_size,
             self.execution.logits_chunks,
@@ -161,7 +168,7 @@ class GPT(nn.Module):
 
     def logits(self, x_BTC: Tensor) -> Tensor:
         """Return the logits for the output of ``hidden`` or for some of its positions."""
-        return F.linear(x_BTC, self.wte.weight)[..., : self.config.shape.vocab_size]
+        return F.linear(x_BTC, self.head)[..., : self.config.shape.vocab_size]
 
     @torch.no_grad()
     def token_losses(self, idx_BT: Tensor, targets_BT: Tensor) -> TokenScores:
@@ -169,7 +176,7 @@ class GPT(nn.Module):
         x_BTC = self.hidden(idx_BT)
         scores_X = linear_token_losses(
             x_BTC.flatten(0, 1),
-            self.wte.weight,
+            self.head,
             targets_BT.flatten(),
             self.config.shape.vocab_size,
             self.execution.logits_chunks,
@@ -208,14 +215,14 @@ class GPT(nn.Module):
             purpose = initial_weights_stream(name, stream)
             generator = torch.Generator().manual_seed(stream_seed(seed, purpose))
             rows: Tensor = parameter
-            if parameter is self.wte.weight:
+            if parameter is self.wte.weight or parameter is self.head:
                 # Draw without the padding rows: token rows must not depend on vocab_multiple.
                 parameter[self.config.shape.vocab_size :] = 0
                 rows = parameter[: self.config.shape.vocab_size]
             rows.copy_(torch.empty(rows.shape).normal_(0, std, generator=generator))
 
     def num_params(self) -> int:
-        """Return the number of parameters; the head is tied to ``wte`` and counted once."""
+        """Return the number of parameters; a tied head is counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 

@@ -66,6 +66,8 @@ class ModelConfig:
     grad_checkpointing: bool = kconfig_field("GRAD_CHECKPOINTING", form=True)
     # auto, torch or triton: operations on the logits.
     loss_backend: str = kconfig_field("LOSS_BACKEND", form=True, off="torch", small=_small_loss)
+    # The head has a matrix of its own in place of the token embedding.
+    untied_head: bool = kconfig_field("UNTIED_HEAD", off=False)
     norm: NormOptions = component_field(NORMS, off=LayernormOptions())
 
     def sites(self) -> list[LayerSpec]:
@@ -93,15 +95,19 @@ class ModelConfig:
         return replace(self, mlp=self.mlp.with_params(self.sites()[0], self._params_beside_mlps()))
 
     def num_params(self) -> int:
-        """Return the number of parameters; the output head is tied to the token embedding."""
+        """Return the number of parameters; a tied head is that of the token embedding."""
         return self._params_beside_mlps() + sum(self.mlp.cost(site).params for site in self.sites())
 
     def _params_beside_mlps(self) -> int:
         shape = self.shape
         norm = self.norm.cost(shape).params
         positions = 0 if self.attention.positions.rotates else shape.block_size
-        embeddings = (shape.padded_vocab_size + positions) * shape.n_embd
-        return embeddings + shape.n_layer * (self.attention.cost(shape).params + 2 * norm) + norm
+        tables = shape.padded_vocab_size * (1 + self.untied_head) + positions
+        return (
+            tables * shape.n_embd
+            + shape.n_layer * (self.attention.cost(shape).params + 2 * norm)
+            + norm
+        )
 
     def pairs_per_token(self) -> float:
         """Return the mean number of query-key pairs per token and head at full context."""

@@ -34,7 +34,8 @@ def reference_gpt(
     state = BlockState()
     for site in config.sites():
         x_BTC, state = _block(x_BTC, state, _subset(parameters, f"h.{site.block}."), config, site)
-    head_VC = parameters["wte.weight"][: config.shape.vocab_size]
+    head = "lm_head" if config.untied_head else "wte"
+    head_VC = parameters[f"{head}.weight"][: config.shape.vocab_size]
     norm = norms.REFERENCES[type(config.norm)]
     return norm(x_BTC, _subset(parameters, "ln_f.")) @ head_VC.T
 

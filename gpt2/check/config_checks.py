@@ -141,7 +141,8 @@ def _built(model: GPT, config: Config) -> list[CheckFinding]:
         "DROPOUT": (rates, {float(values["DROPOUT"])}),
     }
     rows = math.ceil(config.model.shape.vocab_size / multiple) * multiple
-    built["VOCAB_MULTIPLE"] = model.wte.num_embeddings, rows
+    built["VOCAB_MULTIPLE"] = {model.wte.num_embeddings, len(model.head)}, {rows}
+    built["UNTIED_HEAD"] = model.head is not model.wte.weight, values["UNTIED_HEAD"]
     if model.wpe is not None:
         built["BLOCK_SIZE"] = model.wpe.num_embeddings, values["BLOCK_SIZE"]
     if values["ATTENTION_BACKEND"] == "rows" and block.attn.backend != "own":

@@ -193,7 +193,8 @@ def _matrices(model: GPT, config: ModelConfig) -> Iterator[CheckFinding]:
     """Check the standard deviation of initial matrices: GPT-2's, and 0 of a ZeroInitLinear."""
     zero = [f"{path}.weight" for path, m in model.named_modules() if isinstance(m, ZeroInitLinear)]
     for name, parameter in model.named_parameters():
-        weights = parameter.detach()[: config.shape.vocab_size if name == "wte.weight" else None]
+        rows = config.shape.vocab_size if name in ("wte.weight", "lm_head.weight") else None
+        weights = parameter.detach()[:rows]
         std = 0.02 / math.sqrt(2 * config.shape.n_layer if name.endswith("c_proj.weight") else 1)
         if name in zero:
             expected = f"0 in the initial {name}"

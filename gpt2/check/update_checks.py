@@ -60,7 +60,8 @@ _GATES = (NeverPruned, MlpAttnGate, BranchGates)
 def check_optimized(subject: StepUnderTest) -> Iterator[CheckFinding]:
     """Check that matrices alone decay, also those of gates, and the updates of the driven run."""
     decay, state = subject.small.optimizer.weight_decay, subject.traced_run.session
-    tables = {id(t.weight) for t in (state.model.wte, state.model.wpe) if t is not None}
+    model = state.model
+    tables = {id(t.weight) for t in (model.wte, model.wpe, model.lm_head) if t is not None}
     for group in state.optimizer.param_groups:
         for name, parameter in zip(group["param_names"], group["params"], strict=True):
             expected = decay * (parameter.ndim >= 2 and id(parameter) not in tables)
@@ -382,11 +383,11 @@ def prunable_rows(subject: StepUnderTest) -> dict[str, int]:
     traced, small = subject.traced_run, subject.small
     modules = traced.session.model.named_modules()
     gates = tuple(f"{path}." for path, module in modules if isinstance(module, _GATES))
-    embeddings = ("wte.weight", "wpe.weight")
+    padded = ("wte.weight", "lm_head.weight")
     return {
-        name: small.model.shape.vocab_size if name == "wte.weight" else len(weight)
+        name: small.model.shape.vocab_size if name in padded else len(weight)
         for name, weight in traced.initial_weights.items()
         if weight.ndim >= 2
         and not name.startswith(gates)
-        and (small.values["PRUNING_INCLUDE_EMBEDDINGS"] or name not in embeddings)
+        and (small.values["PRUNING_INCLUDE_EMBEDDINGS"] or name not in (*padded, "wpe.weight"))
     }

@@ -66,12 +66,12 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 def copy_weights(model: GPT, tensors: Mapping[str, Tensor], *, native: bool = False) -> list[str]:
     """Copy ``tensors`` into ``model``; return the parameters not in them.
 
-    The matrices have transformers' layout unless ``native``. Padding rows of ``wte`` become zero.
+    The matrices have transformers' layout unless ``native``. Padding rows become zero.
     Raises ConfigError if there are non-zero biases and the model has none, PreflightError if the head
-    is not tied or a tensor has another shape; ``model`` is then unchanged.
+    differs from that of a model that ties it or a tensor has another shape; ``model`` is then unchanged.
     """
     parameters = dict(model.named_parameters())
-    head = tensors.get(hf.HEAD_NAME)
+    head = None if hf.HEAD_NAME in parameters else tensors.get(hf.HEAD_NAME)
     if head is not None and not torch.equal(head, tensors["wte.weight"]):
         what = f"{hf.HEAD_NAME} differs from wte.weight (expected a tied head)"
         raise PreflightError(Problem(what, code="weights.untied-head"))
@@ -87,22 +87,24 @@ def copy_weights(model: GPT, tensors: Mapping[str, Tensor], *, native: bool = Fa
     for name in parameters.keys() & tensors.keys():
         value, rows = tensors[name], parameters[name].data
         value = value if native else hf.convert_layout(name, value)
-        if name == "wte.weight":
+        if name in hf.PER_TOKEN:
             value, rows = value[:vocab_size], rows[:vocab_size]
         if rows.shape != value.shape:
             what = f"{name} has shape {list(value.shape)} (expected {list(rows.shape)})"
             raise PreflightError(Problem(what, "INIT_FROM", code="weights.shape-mismatch"))
         pairs.append((rows, value))
-    parameters["wte.weight"][vocab_size:] = 0
+    for name in parameters.keys() & tensors.keys() & {*hf.PER_TOKEN}:
+        parameters[name][vocab_size:] = 0
     for rows, value in pairs:
         rows.copy_(value)
     return sorted(parameters.keys() - tensors.keys())
 
 
 def to_hf(weights: Mapping[str, Tensor], theirs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Convert native weights to the GPT-2 described by ``theirs``: without padding and head, with biases."""
+    """Convert native weights to the GPT-2 described by ``theirs``: without padding, with biases."""
     tensors = {name: hf.convert_layout(name, tensor) for name, tensor in weights.items()}
-    tensors["wte.weight"] = tensors["wte.weight"][: theirs["vocab_size"]]
+    for name in tensors.keys() & {*hf.PER_TOKEN}:
+        tensors[name] = tensors[name][: theirs["vocab_size"]]
     for name, shape in hf.shapes(theirs).items():
         tensors.setdefault(name, tensors["wte.weight"].new_zeros(shape))
-    return {hf.PREFIX + name: tensor.contiguous() for name, tensor in tensors.items()}
+    return {hf.their_name(name): tensor.contiguous() for name, tensor in tensors.items()}

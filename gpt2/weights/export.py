@@ -33,7 +33,14 @@ from gpt2.model_config import ModelConfig
 from gpt2.records.files import read_resolved_config
 from gpt2.weights import modeling
 from gpt2.weights.convert import to_hf
-from gpt2.weights.hf import HEAD_NAME, PREFIX, config_json, options_of, unsupported_components
+from gpt2.weights.hf import (
+    HEAD_NAME,
+    PER_TOKEN,
+    PREFIX,
+    config_json,
+    options_of,
+    unsupported_components,
+)
 from gpt2.weights.model_code import flat_name, model_files
 from gpt2.weights.source import CONFIG_FILE, WEIGHTS_FILE, require_recorded_weights
 from lib.console import log
@@ -107,7 +114,7 @@ def _require_same_model(
         missing, unexpected = theirs.load_state_dict(tensors, strict=False)
         found, expected = (each(idx_BT % model.shape.vocab_size) for each in (theirs, ours))
         tolerance = _LOGITS_TOLERANCE * float(expected.abs().max())
-        same = missing == [HEAD_NAME] and not unexpected
+        same = missing == [HEAD_NAME] * (not model.untied_head) and not unexpected
         same = same and torch.allclose(found.logits, expected, rtol=0, atol=tolerance)
     # An activation that transformers lacks, and a shape that is not that of a GPT-2.
     except (KeyError, RuntimeError):
@@ -128,9 +135,10 @@ def _require_same_model(
 def _write_own(config: Config, run: RunDir, folder: Path) -> None:
     """Write native weights without the padding of the vocabulary, the code and the options."""
     model, end = _any_device(config.model), _END_OF_TEXT[config.data.tokenizer]
-    tensors = {PREFIX + n: tensor for n, tensor in safetensors.torch.load_file(run.weights).items()}
-    wte = PREFIX + "wte.weight"
-    tensors[wte] = tensors[wte][: model.shape.vocab_size].contiguous()
+    tensors = safetensors.torch.load_file(run.weights)
+    for name in tensors.keys() & {*PER_TOKEN}:
+        tensors[name] = tensors[name][: model.shape.vocab_size].contiguous()
+    tensors = {PREFIX + name: tensor for name, tensor in tensors.items()}
     write_atomic(folder / WEIGHTS_FILE, safetensors.torch.save(tensors, metadata={"format": "pt"}))
     settings = {
         "architectures": [modeling.KablateForCausalLM.__name__],

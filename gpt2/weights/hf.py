@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PREFIX = "transformer."
+# Without the prefix in transformers. Not in the weights of a model with a tied head.
 HEAD_NAME = "lm_head.weight"
+# Parameters with a row for each token, which are padded.
+PER_TOKEN = ("wte.weight", HEAD_NAME)
 _TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 # The causal mask, stored in older files.
 _MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
@@ -35,6 +38,7 @@ _DEFAULTS: dict[str, Any] = {
     "n_head": 12,
     "n_inner": None,
     "activation_function": "gelu_new",
+    "tie_word_embeddings": True,
 }
 # Settings of unsupported GPT-2 variants, at the only supported value.
 FIXED: dict[str, Any] = {
@@ -43,7 +47,6 @@ FIXED: dict[str, Any] = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
-    "tie_word_embeddings": True,
 }
 
 
@@ -56,6 +59,11 @@ def native_name(name: str) -> str | None:
     """Return the native name of a tensor in a file; None if it is not a weight."""
     name = name.removeprefix(PREFIX)
     return None if _MASK.fullmatch(name) else name
+
+
+def their_name(name: str) -> str:
+    """Return the name of a parameter in transformers."""
+    return name if name == HEAD_NAME else PREFIX + name
 
 
 def with_defaults(theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +92,10 @@ def shapes(theirs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         "wte.weight": (theirs["vocab_size"], width),
         "wpe.weight": (theirs["n_positions"], width),
     }
-    return embeddings | blocks | {"ln_f.weight": (width,), "ln_f.bias": (width,)}
+    last: dict[str, tuple[int, ...]] = {"ln_f.weight": (width,), "ln_f.bias": (width,)}
+    if not theirs["tie_word_embeddings"]:
+        last[HEAD_NAME] = embeddings["wte.weight"]
+    return embeddings | blocks | last
 
 
 def options_of(value: Any) -> Iterator[Any]:
@@ -121,6 +132,7 @@ def config_json(model: ModelConfig, end_of_text: int) -> dict[str, Any]:
             "n_head": shape.n_head,
             "n_inner": model.mlp.size(model.sites()[0]).hidden,
             "activation_function": model.mlp.activation.hf_names[0],
+            "tie_word_embeddings": not model.untied_head,
             "bos_token_id": end_of_text,
             "eos_token_id": end_of_text,
             "dtype": "float32",

@@ -53,6 +53,7 @@ def _hf_mismatches(model: ModelConfig, theirs: Mapping[str, Any]) -> list[str]:
         "ATTENTION_PROJECTION": "dense",
         "POSITIONS": "learned",
         "NORM": "layernorm",
+        "UNTIED_HEAD": _switch(not theirs["tie_word_embeddings"]),
         "MLP_HIDDEN": str(theirs["n_inner"]),
     }
     fixed = [
@@ -87,8 +88,13 @@ def _settings(model: ModelConfig) -> dict[str, str]:
         "ATTENTION_PROJECTION": attention.projection.name,
         "POSITIONS": attention.positions.name,
         "NORM": model.norm.name,
+        "UNTIED_HEAD": _switch(model.untied_head),
         "MLP_HIDDEN": "/".join(map(str, model.hidden_widths())),
     }
+
+
+def _switch(value: bool) -> str:
+    return "y" if value else "n"
 
 
 def _parts(model: ModelConfig) -> set[str]:
@@ -108,9 +114,10 @@ def _differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str
 def _check_tensors(folder: Path, weights: Sequence[Path], theirs: Mapping[str, Any]) -> None:
     """Raise PreflightError unless the files have exactly the tensors described by config.json."""
     expected = hf.shapes(theirs)
-    expected[hf.HEAD_NAME] = expected["wte.weight"]
-    # The head is tied to wte; most files omit it.
-    shapes, dtypes = {hf.HEAD_NAME: expected[hf.HEAD_NAME]}, set[str]()
+    shapes, dtypes = dict[str, tuple[int, ...]](), set[str]()
+    if hf.HEAD_NAME not in expected:
+        # The head is tied to wte; most files omit it.
+        expected[hf.HEAD_NAME] = shapes[hf.HEAD_NAME] = expected["wte.weight"]
     for path in weights:
         with opened_weights(path, "np") as opened:
             for key in opened.keys():  # noqa: SIM118 - safe_open is not iterable

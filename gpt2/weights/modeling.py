@@ -18,7 +18,7 @@ from gpt2.attention.projections import ZeroInitLinear
 from gpt2.kv_cache import KVCache
 from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
-from lib.pruning.layers import PaddedEmbedding
+from lib.pruning.layers import PaddedEmbedding, PaddedHead
 
 # Class name → class of each options object in config.json; an exported file fills it.
 OPTION_CLASSES: dict[str, type] = {}
@@ -129,7 +129,7 @@ def _states(
 
 
 class KablateForCausalLM(PreTrainedModel, GenerationMixin):
-    """GPT-2 variant with a tied head; generates with a KV cache."""
+    """GPT-2 variant; generates with a KV cache."""
 
     config_class = KablateConfig
     base_model_prefix = "transformer"
@@ -177,7 +177,7 @@ class KablateForCausalLM(PreTrainedModel, GenerationMixin):
             nn.init.zeros_(module.weight)
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return the token embedding, which is the head too."""
+        """Return the token embedding, which may be the head too."""
         return self.transformer.wte
 
     def set_input_embeddings(self, value: PaddedEmbedding) -> None:
@@ -188,13 +188,15 @@ class KablateForCausalLM(PreTrainedModel, GenerationMixin):
         model.config = replace(model.config, shape=shape)
         self.config.model = write_options(model.config)
 
-    def get_output_embeddings(self) -> None:
-        """Return None: the head has no module."""
-        return
+    def get_output_embeddings(self) -> nn.Linear | None:
+        """Return the head; None if it is tied, and no module."""
+        return self.transformer.lm_head
 
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Raise ValueError: the head has no module."""
-        raise ValueError("set_output_embeddings: the head is tied to the input embeddings")
+    def set_output_embeddings(self, new_embeddings: PaddedHead) -> None:
+        """Replace the head. Raises ValueError if it is tied to the token embedding."""
+        if self.transformer.lm_head is None:
+            raise ValueError("set_output_embeddings: the head is tied to the input embeddings")
+        self.transformer.lm_head = new_embeddings
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -296,7 +298,7 @@ def summary(model: ModelConfig) -> dict[str, int | bool]:
         "num_hidden_layers": shape.n_layer,
         "num_attention_heads": shape.n_head,
         "max_position_embeddings": shape.block_size,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": not model.untied_head,
     }
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lib.optim.options import AdamFamilyOptions, SgdOptions
-from lib.pruning.layers import StackedLinear
+from lib.pruning.layers import PaddedHead, StackedLinear
 
 
 class ParameterGroup(TypedDict):
@@ -20,13 +20,13 @@ class ParameterGroup(TypedDict):
 
 
 def embedding_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the trainable weights of ``nn.Embedding`` by name, also if tied to an output head."""
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    """Return the trainable weights of embedding tables and of an output head, tied or not, by name."""
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | PaddedHead)}
     return {name: p for name, p in _trainable(model).items() if id(p) in tables}
 
 
 def matrix_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return trainable parameters with two or more dimensions by name, without embeddings."""
+    """Return trainable parameters with two or more dimensions by name, without tables and head."""
     tables = embedding_parameters(model)
     return {name: p for name, p in _trainable(model).items() if p.ndim >= 2 and name not in tables}
 
@@ -36,8 +36,8 @@ def parameter_groups(
 ) -> list[ParameterGroup]:
     """Return two groups: matrices with weight decay, and all other parameters without.
 
-    A gate's matrices decay like all others. Embeddings, biases, norms and scalars do not decay. A
-    tied matrix occurs once, under its first name. A group without parameters is omitted.
+    A gate's matrices decay like all others. Embeddings, the head, biases, norms and scalars do not
+    decay. A tied matrix occurs once, under its first name. A group without parameters is omitted.
 
     ``whole_matrices`` moves hidden matrices to groups of their own before these, one for each shape.
     """

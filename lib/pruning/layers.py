@@ -20,6 +20,17 @@ class PaddedEmbedding(nn.Embedding):
         self.used_rows = used_rows
 
 
+class PaddedHead(nn.Linear):
+    """Output head that is not tied to an embedding table, with unused padding rows as the table.
+
+    Weight decay and pruning treat it as the table that it would be tied to.
+    """
+
+    def __init__(self, in_features: int, out_features: int, used_rows: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+        self.used_rows = used_rows
+
+
 class StackedLinear(nn.Linear):
     """Linear layer whose weight stacks matrices with ``rows`` rows each, such as those of q, k and v.
 

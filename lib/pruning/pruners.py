@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lib.env.sharded import local, placed_like, sum_over_shards, whole
 from lib.optim.optimizers import embedding_parameters, matrix_parameters
-from lib.pruning.layers import NeverPruned, PaddedEmbedding
+from lib.pruning.layers import NeverPruned, PaddedEmbedding, PaddedHead
 from lib.pruning.options import (
     MagnitudeOptions,
     MovementOptions,
@@ -132,7 +132,7 @@ def _keys(scores: Tensor) -> Tensor:
 
 
 def prunable_parameters(model: nn.Module, include_embeddings: bool) -> dict[str, nn.Parameter]:
-    """Return the prunable matrices by name, with embeddings (and a tied head) on request.
+    """Return the prunable matrices by name, with embeddings and the head on request.
 
     Norms, biases and scalars have fewer than two dimensions and are never pruned; neither are the
     matrices of a ``NeverPruned`` module.
@@ -160,7 +160,7 @@ class MaskPruner(Pruner):
     def __init__(self, model: nn.Module, options: PruningOptions) -> None:
         self._parameters = prunable_parameters(model, options.include_embeddings)
         self._options = options
-        tables = [m for m in model.modules() if isinstance(m, PaddedEmbedding)]
+        tables = [m for m in model.modules() if isinstance(m, PaddedEmbedding | PaddedHead)]
         self._used_rows = {id(table.weight): table.used_rows for table in tables}
         self.masks = {
             name: torch.ones_like(p, dtype=torch.bool) for name, p in self._parameters.items()

@@ -143,6 +143,7 @@ def make_model_config(
     transforms: tuple[str, ...] = (),
     norm: str = "layernorm",
     sinks: tuple[str, ...] = (),
+    untied_head: bool = False,
     **overrides: Any,
 ) -> ModelConfig:
     """Build the configuration of a small GPT-2; ``overrides`` are fields of Shape and MlpConfig.
@@ -169,5 +170,12 @@ def make_model_config(
     mlp["activation"] = make_activation(mlp["activation"])
     shape = {name: overrides.get(name, value) for name, value in SHAPE.items()}
     built = tuple(options(MECHANISMS, name) for name in MECHANISMS if name in mechanisms)
-    parts_of_model = ModelShape(**shape), attention, MlpConfig(built, **mlp)
-    return ModelConfig(*parts_of_model, grad_checkpointing, "auto", NORMS.options(norm)())
+    return ModelConfig(
+        ModelShape(**shape),
+        attention,
+        MlpConfig(built, **mlp),
+        grad_checkpointing,
+        loss_backend="auto",
+        untied_head=untied_head,
+        norm=NORMS.options(norm)(),
+    )

@@ -12,7 +12,8 @@ from gpt2.mlp.options import ACTIVATIONS
 from gpt2.model import GPT, Execution
 from gpt2.reference import reference_gpt
 from gpt2.weights.convert import to_hf
-from gpt2.weights.hf import PREFIX, config_json, convert_layout
+from gpt2.weights.hf import HEAD_NAME, PREFIX, config_json, convert_layout, their_name
+from lib.optim.optimizers import parameter_groups
 from lib.pruning.pruners import prunable_parameters
 from tests.gpt2.builders import EVERYTHING, make_activation, make_model_config
 
@@ -47,11 +48,13 @@ EVERY: dict[str, dict[str, Any]] = {
         "gates": (RACT,),
         "parts": {RACT: {"mode": "max", "apply": "weights"}},
         "norm": "rmsnorm",
+        "untied_head": True,
         "bias": False,
     },
     "sink": {"projection": "grouped", "pattern": "sliding", "sinks": ("attention_sink",)},
     "rope": {
         "projection": "grouped",
+        "untied_head": True,
         "positions": "rope",
         "terms": ("reciprocal",),
         "gates": (RACT,),
@@ -98,8 +101,9 @@ CHUNKED = Execution(logits_chunks=LogitsChunks(chunk_bytes=2000, block_elements=
     ("activation", "its_name"),
     [(a.name, a.hf_names[0]) for a in map(make_activation, ACTIVATIONS) if a.hf_names],
 )
-def test_i8_the_baseline_is_the_gpt2_of_transformers(execution, activation, its_name):
-    config = make_model_config(activation=activation)
+@pytest.mark.parametrize("untied", [False, True], ids=["tied", "untied"])
+def test_i8_the_baseline_is_the_gpt2_of_transformers(execution, activation, its_name, untied):
+    config = make_model_config(activation=activation, untied_head=untied)
     model = drawn(config)
     model.set_execution(execution)
     theirs = transformers_model(model, its_name)
@@ -119,9 +123,10 @@ def test_i8_the_baseline_is_the_gpt2_of_transformers(execution, activation, its_
     torch.testing.assert_close(mine_loss.float(), its.loss, rtol=1e-5, atol=1e-5)
     gradients = {name: p.grad for name, p in theirs.named_parameters()}
     for name, parameter in model.named_parameters():
-        expected = convert_layout(name, gradients[PREFIX + name])
+        expected = convert_layout(name, gradients[their_name(name)])
         torch.testing.assert_close(parameter.grad[: len(expected)], expected, **close)
-    assert not model.wte.weight.grad[config.shape.vocab_size :].any()
+    for table in (model.wte.weight, model.head):
+        assert not table.grad[config.shape.vocab_size :].any()
 
 
 def test_gpt2_at_full_size_has_its_shapes():
@@ -152,13 +157,14 @@ def transformers_model(model, activation):
             n_layer=shape.n_layer,
             n_head=shape.n_head,
             activation_function=activation,
+            tie_word_embeddings=not model.config.untied_head,
             bos_token_id=0,
             eos_token_id=0,
         )
     )
     weights = {name: p.detach() for name, p in model.named_parameters()}
     state = to_hf(weights, config_json(model.config, end_of_text=0))
-    state["lm_head.weight"] = state["transformer.wte.weight"]
+    state.setdefault(HEAD_NAME, state["transformer.wte.weight"])
     theirs.to(model.wte.weight.dtype).load_state_dict(state)
     return theirs.eval()
 
@@ -280,12 +286,43 @@ def test_seed_and_name_alone_decide_the_initial_weights():
 
 
 def test_padding_is_zero_and_does_not_shift_the_tokens():
-    padded = initialised(make_model_config(vocab_multiple=64))["wte.weight"]
-    exact = initialised(make_model_config(vocab_multiple=1))["wte.weight"]
+    configs = [make_model_config(vocab_multiple=each, untied_head=True) for each in (64, 1)]
+    padded, exact = map(initialised, configs)
 
-    assert (len(padded), len(exact)) == (64, 50)
-    assert torch.equal(padded[:50], exact)
-    assert not padded[50:].any()
+    for name in ("wte.weight", "lm_head.weight"):
+        assert (len(padded[name]), len(exact[name])) == (64, 50)
+        assert torch.equal(padded[name][:50], exact[name])
+        assert not padded[name][50:].any()
+
+
+def test_a_head_of_its_own_starts_as_an_embedding_and_changes_no_other_weight():
+    shape = {"vocab_size": 500, "n_embd": 96}
+    tied, untied = (initialised(make_model_config(**shape, untied_head=u)) for u in (False, True))
+
+    assert untied.keys() - tied.keys() == {"lm_head.weight"}
+    assert all(torch.equal(value, untied[name]) for name, value in tied.items())
+    head, table = untied["lm_head.weight"][:500], untied["wte.weight"][:500]
+    assert float(head.std()) == pytest.approx(float(table.std()), rel=0.02)
+    assert (head * table).mean().abs() < 0.02 * table.square().mean()
+
+
+def test_a_head_of_its_own_is_no_embedding():
+    model = drawn(make_model_config(untied_head=True))
+    idx_BT = tokens(model.config)
+    logits, x_BTC = model(idx_BT), model.hidden(idx_BT)
+    model.lm_head.weight.data[7] += 1.0
+    changed = (model(idx_BT) - logits).abs().amax((0, 1)).nonzero()
+    assert changed.tolist() == [[7]] and torch.equal(model.hidden(idx_BT), x_BTC)
+
+
+def test_a_head_of_its_own_decays_and_is_pruned_as_a_tied_one():
+    tied, untied = (GPT(make_model_config(untied_head=each)) for each in (False, True))
+    for embeddings in (False, True):
+        more = {*prunable_parameters(untied, embeddings)} - {*prunable_parameters(tied, embeddings)}
+        assert more == ({"lm_head.weight"} if embeddings else set())
+    decayed, kept = parameter_groups(untied, 0.1)
+    assert "lm_head.weight" in dict(kept["params"])
+    assert dict(decayed["params"]).keys() == dict(parameter_groups(tied, 0.1)[0]["params"]).keys()
 
 
 def test_dropout_is_for_training_and_for_embeddings_too():

@@ -46,6 +46,7 @@ CASES: dict[str, Changes] = {
         "RECIPROCAL": True,
         "RECIPROCAL_LEARNABLE": True,
         "POSITIONS_ROPE": True,
+        "UNTIED_HEAD": True,
     },
     "native sparse attention, SGD": {**SPARSE, **_OTHER_OPTIMIZER, "OPTIMIZER_SGD": True},
     "Muon, stacked rows of several ranks": {

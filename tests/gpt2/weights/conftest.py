@@ -101,6 +101,7 @@ OWN_CODE: dict[str, dict[str, SymbolValue]] = {
         "NSA_SELECT_BLOCK": 8,
         "NSA_SELECT_COUNT": 3,
         "NSA_WINDOW": 9,
+        "UNTIED_HEAD": True,
     },
 }
 
@@ -188,6 +189,7 @@ def random_weights(config: Config) -> dict[str, torch.Tensor]:
     # Otherwise greedy decoding repeats one token.
     if "wpe.weight" in weights:
         weights["wpe.weight"] *= 10
-    weights["wte.weight"][config.model.shape.vocab_size :] = 0
+    for name in weights.keys() & {"wte.weight", "lm_head.weight"}:
+        weights[name][config.model.shape.vocab_size :] = 0
     weights["h.0.attn.c_proj.weight"][::2] = 0
     return weights

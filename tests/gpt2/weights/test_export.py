@@ -59,7 +59,9 @@ def assert_weights(model: Any, weights: dict[str, torch.Tensor]) -> None:
     assert [name for name in weights if not torch.equal(parameters[name], weights[name])] == []
 
 
-@pytest.mark.parametrize("settings", [{}, OTHERS], ids=["gpt2", "others"])
+@pytest.mark.parametrize(
+    "settings", [{}, OTHERS, {"UNTIED_HEAD": True}], ids=["gpt2", "others", "untied"]
+)
 def test_a_dense_gpt2_is_one_of_transformers_and_comes_back_bit_identical(
     configure, tmp_path, settings
 ):

@@ -43,6 +43,7 @@ def tokens(config: Config) -> torch.Tensor:
             for hf_name in make_activation(name).hf_names
         ),
         ("MLP_HIDDEN", {"n_inner": 48}),
+        ("UNTIED_HEAD", {"tie_word_embeddings": False}),
     ],
     ids=str,
 )
@@ -59,7 +60,7 @@ def test_logits_and_gradients_are_those_of_transformers(configure, tmp_path, our
     F.cross_entropy(expected.flatten(0, 1), ids_BT.flatten()).backward()
     gradients = {name: p.grad for name, p in theirs.named_parameters()}
     for name, parameter in model.named_parameters():
-        found = hf.convert_layout(name, gradients[f"transformer.{name}"])
+        found = hf.convert_layout(name, gradients[hf.their_name(name)])
         torch.testing.assert_close(parameter.grad[: len(found)], found, rtol=1e-9, atol=1e-11)
     assert not model.wte.weight[257:].any()
 
@@ -88,8 +89,12 @@ def test_files_of_any_form(configure, tmp_path, form):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"n_layer": 2, "n_head": 3, "n_embd": 12, "n_inner": 20, "n_positions": 7}],
-    ids=["defaults", "odd"],
+    [
+        {},
+        {"n_layer": 2, "n_head": 3, "n_embd": 12, "n_inner": 20, "n_positions": 7},
+        {"n_layer": 1, "tie_word_embeddings": False},
+    ],
+    ids=["defaults", "odd", "untied"],
 )
 def test_shapes_are_those_of_transformers(settings):
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -125,6 +130,7 @@ DIFFERENT: dict[str, tuple[Any, str, str]] = {
     "ACTIVATION_GELU_EXACT": (True, "ACTIVATION: gelu_exact ", "(gelu_new)"),
     "ATTENTION_PROJECTION_LATENT": (True, "ATTENTION_PROJECTION: latent ", "(dense)"),
     "NORM_RMSNORM": (True, "NORM: rmsnorm ", "(layernorm)"),
+    "UNTIED_HEAD": (True, "UNTIED_HEAD: y ", "(n)"),
 }
 
 
@@ -140,6 +146,13 @@ def test_every_difference_is_listed_before_data_is_prepared(configure, folder):
         assert theirs in problem.what
     assert "INIT_FROM" in error.value.problems[-1].next
     assert {path.name for path in folder.parent.iterdir()} == {"theirs"}
+
+
+def test_a_head_that_the_settings_name_and_the_file_lacks_is_missing(configure, folder):
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"tie_word_embeddings": False}))
+    text = refused(configure(**HERE, UNTIED_HEAD=True), folder.parent, "weights.shape-mismatch")
+    assert "lm_head.weight is missing" in text
 
 
 def test_a_variant_of_gpt2_is_refused(configure, tmp_path):

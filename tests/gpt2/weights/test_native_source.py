@@ -16,6 +16,7 @@ from tests.lib.fabricated import reseal
 
 RA = {"RECIPROCAL": True, "RECIPROCAL_LEARNABLE": True}
 LATENT = {"ATTENTION_PROJECTION_LATENT": True, "MLP_LATENT": True}
+UNTIED = {"UNTIED_HEAD": True}
 SAME_PROJECTION = {"ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2}
 NAME = "a-s1-1a2b3c4d"
 
@@ -53,10 +54,15 @@ def test_a_mechanism_is_added_and_starts_as_it_is_declared(configure, results, t
 
 
 def test_padding_of_the_vocabulary_may_differ(configure, results, tmp_path):
-    config = configure()
+    config = configure(**UNTIED)
     write_finished(config, results / NAME)
-    model, *_ = loaded(configure(VOCAB_MULTIPLE=1, INIT_FROM="run:a-s1"), tmp_path)
-    assert torch.equal(model.wte.weight, random_weights(config)["wte.weight"][:257])
+    for multiple in (1, 512):
+        changed = configure(**UNTIED, VOCAB_MULTIPLE=multiple, INIT_FROM="run:a-s1")
+        model, *_ = loaded(changed, tmp_path)
+        for name in ("wte.weight", "lm_head.weight"):
+            found = model.get_parameter(name)
+            assert torch.equal(found[:257], random_weights(config)[name][:257])
+            assert len(found) == (257 if multiple == 1 else 512) and not found[257:].any()
 
 
 @pytest.mark.parametrize(
@@ -66,8 +72,10 @@ def test_padding_of_the_vocabulary_may_differ(configure, results, tmp_path):
         ({}, {"N_HEAD": 2}, "N_HEAD"),
         ({}, LATENT, "ATTENTION_PROJECTION"),
         ({}, {"NORM_RMSNORM": True}, "NORM"),
+        ({}, UNTIED, "UNTIED_HEAD"),
+        (UNTIED, {}, "UNTIED_HEAD"),
         (RA, {}, "RECIPROCAL"),
-        (OWN_CODE["nsa"], SAME_PROJECTION, "ATTENTION_PATTERN"),
+        (OWN_CODE["nsa"], SAME_PROJECTION | UNTIED, "ATTENTION_PATTERN"),
     ],
 )
 def test_a_mismatch_names_the_symbol(configure, results, theirs, ours, symbol):

@@ -17,7 +17,7 @@ from lib.optim.build import build_optimizer
 from lib.optim.optimizers import embedding_parameters, parameter_groups
 from lib.optim.options import ADAMWPRUNE_BASES, OPTIMIZERS, AdamFamilyOptions, MuonOptions
 from lib.optim.reference import AdamwspamReference, OptimizedTensor, optimizer_reference
-from lib.pruning.layers import StackedLinear
+from lib.pruning.layers import PaddedHead, StackedLinear
 
 SHAPES = [(5, 7), (11,), (3, 2, 4)]
 DECAYS = [0.1, 0.0, 0.1]
@@ -401,6 +401,7 @@ class _Tiny(nn.Module):
         self.head = nn.Linear(4, 10, bias=False)
         self.wte = nn.Embedding(10, 4)
         self.head.weight = self.wte.weight
+        self.untied = PaddedHead(4, 10, 8)
         self.norm = nn.LayerNorm(4)
         self.proj = nn.Linear(4, 4)
         self.per_head = nn.Parameter(torch.zeros(2, 3, 4))
@@ -411,10 +412,10 @@ class _Tiny(nn.Module):
 def test_matrices_decay_and_nothing_else():
     decayed, kept = parameter_groups(_Tiny(), 0.1)
     assert [name for name, _ in decayed["params"]] == ["per_head", "proj.weight"]
-    names = ["alpha", "head.weight", "norm.bias", "norm.weight", "proj.bias"]
+    names = ["alpha", "head.weight", "norm.bias", "norm.weight", "proj.bias", "untied.weight"]
     assert sorted(name for name, _ in kept["params"]) == names
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
-    assert set(embedding_parameters(_Tiny())) == {"head.weight"}
+    assert set(embedding_parameters(_Tiny())) == {"head.weight", "untied.weight"}
     assert len(parameter_groups(nn.Linear(3, 3, bias=False), 0.1)) == 1
 
 
@@ -428,7 +429,7 @@ def test_hidden_matrices_are_grouped_by_shape_and_stacks():
     assert {group["weight_decay"] for group in hidden} == {0.1}
     biases = {"proj.bias", "other.bias", "stacked.bias", "norm.bias"}
     kept = {name for name, _ in rest["params"]}
-    assert kept == {"alpha", "head.weight", "norm.weight", *biases}
+    assert kept == {"alpha", "head.weight", "untied.weight", "norm.weight", *biases}
     assert rest["weight_decay"] == 0.0 and "rows" not in rest
 
 
