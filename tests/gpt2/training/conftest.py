@@ -3,10 +3,13 @@
 import json
 import multiprocessing
 import os
+import pkgutil
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -331,6 +334,20 @@ def moved(begun: Trained, name: str) -> str:
     for file in (begun.files.metrics, begun.files.timing):
         shutil.copy(file, elsewhere.path)
     return name
+
+
+@contextmanager
+def at_call(target: str, calls: int, act: Callable[[], object]) -> Iterator[None]:
+    """Call ``act`` before the function ``target`` is called, after so many other calls."""
+    original, number = pkgutil.resolve_name(target), count()
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        if next(number) == calls:
+            act()
+        return original(*arguments, **named)
+
+    with mock.patch(target, called):
+        yield
 
 
 def losses(trained: Trained, iterations: int) -> torch.Tensor:

@@ -65,29 +65,22 @@ def test_a_finished_run_is_valid(run, build_dir):
     assert found(run, build_dir) == ""
 
 
-def test_missing_data_skips_a_check_and_is_not_damage(run, tmp_path):
-    verdict = audit(run, tmp_path)
-    assert verdict.valid
-    assert "evaluation documents: data set " in to_text([verdict])
-
-
-def test_a_changed_byte_of_the_held_out_text_is_not_damage_of_the_run(run, build_dir, tmp_path):
+def test_what_is_no_damage_of_the_run_is_a_note(run, build_dir, tmp_path, monkeypatch):
+    """Absent data, a changed byte of the held-out text, and other code."""
     build = shutil.copytree(build_dir, tmp_path / "build")
     # Other tests prepare other data sets there.
     for shard in build.glob("data/**/val*.bin"):
         content = bytearray(shard.read_bytes())
         content[-1] ^= 1
         shard.write_bytes(content)
-    verdict = audit(run, build)
-    assert verdict.valid
-    (note,) = verdict.notes
-    assert note.startswith("evaluation documents: damaged: SHA-256 mismatch")
-
-
-def test_a_run_of_other_code_is_still_judged(run, build_dir, monkeypatch):
-    monkeypatch.setattr("gpt2.records.audit.changed_since", lambda *recorded: ["gpt2/model.py"])
-    verdict = audit(run, build_dir)
-    assert verdict.valid and "made by other code (gpt2/model.py)" in to_text([verdict])
+    for folder, code, note in (
+        (tmp_path, [], "evaluation documents: data set "),
+        (build, [], "evaluation documents: damaged: SHA-256 mismatch"),
+        (build_dir, ["gpt2/model.py"], "made by other code (gpt2/model.py)"),
+    ):
+        monkeypatch.setattr("gpt2.records.audit.changed_since", lambda *recorded, code=code: code)
+        verdict = audit(run, folder)
+        assert verdict.valid and note in to_text([verdict])
 
 
 @pytest.mark.parametrize("name", FILES)

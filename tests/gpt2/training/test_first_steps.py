@@ -12,7 +12,7 @@ from lib.tracking.stability import UnstableStep
 from lib.tracking.watch import WatchedRecords
 
 GOOD = [5.6 - 0.1 * i for i in range(20)]
-NORMS: list[float | None] = [1.0] * 20
+NORMS = [1.0] * 20
 STEADY = [10.0, 50.0, 100.0, 101.0, 99.0, 100.0, 120.0]
 RISING = [3.0 + 0.01 * i for i in range(20)]
 TRAINED = {"init": "run:base"}
@@ -22,9 +22,7 @@ TRAINED = {"init": "run:base"}
 def verdict(configure):
     """Return a function that judges 20 steps, with a heartbeat for each two of them."""
 
-    def give(
-        losses=GOOD, norms=NORMS, speeds=STEADY, mebibytes=(), unstable=(), init="", **gates: float
-    ) -> dict[str, tuple[bool, str]]:
+    def give(losses=GOOD, norms=NORMS, speeds=STEADY, mebibytes=(), unstable=(), init="", **gates):
         rows = [
             TrainRow(iteration=i, tokens=8 * i, loss=loss, lr=0.1, grad_norm=norm)
             for i, (loss, norm) in enumerate(zip(losses, norms, strict=True), 1)
@@ -45,9 +43,8 @@ def verdict(configure):
 
 def test_a_healthy_start_passes(verdict):
     found = verdict(gate_entropy=1.0, gate_max=0.4)
-    assert not failed_criteria(found) and list(found) == [
-        *("loss", "stability", "gradients", "gates", "speed", "memory")
-    ]
+    names = ["loss", "stability", "gradients", "gates", "speed", "memory"]
+    assert not failed_criteria(found) and list(found) == names
     text = criteria_text(20, found)
     assert text.startswith("first 20 it ")
     values = ["5.550 to 3.750", f"{math.log(257):.3f}", "1.000 to 1.000 of 20"]
@@ -106,7 +103,7 @@ def test_criteria_without_data_are_absent(verdict):
 @pytest.mark.parametrize("stop_at", [8, 9])
 def test_the_result_is_logged_once_and_stored(configure, train, stop_at):
     config = configure(FIRST_STEPS=8)
-    events = train(config, stop_at=stop_at).events
+    train(config, stop_at=stop_at)
     done = train(config)
     lines = done.files.logs.read_text().splitlines()
     (at,) = (i for i, line in enumerate(lines) if "first 8 it" in line)
@@ -115,10 +112,6 @@ def test_the_result_is_logged_once_and_stored(configure, train, stop_at):
     assert kept["criteria"]["loss"]["found"] in lines[at]
     # The log line after the eighth step, which is the third of four.
     assert "it 9/12" in lines[at - 1]
-    # Only failed criteria are shown on the terminal.
-    shown = [e for e in events + done.events if "first 8 it" in e.get("text", "")]
-    failed = {name for name, criterion in kept["criteria"].items() if not criterion["passed"]}
-    assert bool(shown) is bool(failed - {"stability", "speed"})
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,13 @@ def parent(configure, lasting):
     return lasting()(configure(**KEPT), "parent").files
 
 
-def forked(session, run: RunDir, iteration: int, **changes):
-    return session(INIT_FROM=f"run:{run.path.absolute()}@{iteration}", **changes)
+@pytest.fixture
+def forked(session):
+    """Return a function that opens a session from a checkpoint of a run."""
+    return lambda run, **changes: session(INIT_FROM=f"run:{run.path.absolute()}@4", **changes)
 
 
-def moments(state) -> dict[str, dict]:
+def moments(state):
     """Return the moments of each parameter by its name, from a state of an optimizer."""
     return {
         name: state["state"][index]
@@ -34,35 +36,24 @@ def moments(state) -> dict[str, dict]:
     }
 
 
-def test_weights_and_moments_are_those_of_the_checkpoint(parent, session):
+def test_weights_and_moments_are_those_of_the_checkpoint(parent, forked):
     kept = read_checkpoint(parent.checkpoint(4))
-    state = forked(session, parent, 4, LEARNING_RATE="5e-3")
-    for name, tensor in state.weights().items():
-        assert torch.equal(tensor, kept.weights[name]), name
+    state = forked(parent, LEARNING_RATE="5e-3")
+    torch.testing.assert_close(state.weights(), kept.weights, rtol=0, atol=0)
     saved = moments(kept.state["session"]["optimizer"])
-    ours = moments(state.optimizer.state_dict())
-    assert ours.keys() == saved.keys() and saved
-    for name, values in saved.items():
-        for key, value in values.items():
-            assert torch.equal(torch.as_tensor(ours[name][key]), torch.as_tensor(value)), (
-                name,
-                key,
-            )
+    assert saved
+    torch.testing.assert_close(moments(state.optimizer.state_dict()), saved, rtol=0, atol=0)
     # It is a new run with its own options, schedule and order of the data.
     assert state.iteration == 0 and state.progress == 0
     assert {group["lr"] for group in state.optimizer.param_groups} == {5e-3}
 
 
-def test_another_optimizer_starts_anew(parent, session):
-    opened = forked(session, parent, 4, OPTIMIZER_ADAMWSPAM=None, OPTIMIZER_SGD=True)
-    assert moments(opened.optimizer.state_dict()) == {}
-
-
-def test_new_parameters_have_no_moments(parent, session):
-    state = forked(session, parent, 4, MLP_ATTN_GATE=True)
-    names = set(dict(state.model.named_parameters()))
-    ours = moments(state.optimizer.state_dict())
-    assert names - ours.keys() and len(ours) > 5
+def test_another_optimizer_and_new_parameters_have_no_moments(parent, forked):
+    other = forked(parent, OPTIMIZER_ADAMWSPAM=None, OPTIMIZER_SGD=True)
+    assert moments(other.optimizer.state_dict()) == {}
+    gated = forked(parent, MLP_ATTN_GATE=True)
+    ours = moments(gated.optimizer.state_dict())
+    assert gated.weights().keys() - ours.keys() and len(ours) > 5
 
 
 def test_an_iteration_without_checkpoint_names_those_there_are(parent, trained, build_dir):
@@ -70,19 +61,17 @@ def test_an_iteration_without_checkpoint_names_those_there_are(parent, trained, 
     assert not trained.files.checkpoints.exists()
     kept = ", ".join(map(str, parent.checkpoint_steps))
     for run, words in ((parent, kept), (trained.files, "kept none")):
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=words) as caught:
             plan_prolonged(str(run.path), build_dir, 5, [], at=5)
-        (problem,) = caught.value.problems
-        assert (problem.code, problem.where) == ("run.no-checkpoint", "FROM")
-        assert words in problem.what
+        assert [(p.code, p.where) for p in caught.value.problems] == [("run.no-checkpoint", "FROM")]
 
 
-def test_a_damaged_checkpoint_is_refused(parent, session, tmp_path):
+def test_a_damaged_checkpoint_is_refused(parent, forked, tmp_path):
     damaged = RunDir(shutil.copytree(parent.path, tmp_path / "damaged"))
     with open(damaged.checkpoint(4) / "state.pt", "r+b") as file:
         file.write(b"other")
     with pytest.raises(RunError) as caught:
-        forked(session, damaged, 4)
+        forked(damaged)
     assert caught.value.codes == ["checkpoint.damaged"]
 
 

@@ -1,7 +1,6 @@
 """Observed settings of a run, and the error of a strict profile if they deviate."""
 
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
@@ -10,41 +9,56 @@ from torch.nn import functional as F
 from gpt2.attention.sdpa_kernels import observed_sdpa_kernel, selected_sdpa_kernel
 from gpt2.training.loop import open_session
 from gpt2.training.manifest import attention_kernel, observed_settings
-from gpt2.training.state import TrainingSession
 from lib.env.observe import deviations, require_no_deviations
 from lib.errors import PreflightError
 
 FAST = {"RUN_PROFILE_MAXOUT_SPEED": True}
-MIXED = {"ATTENTION_BACKEND_MATH": True, "MLP_CROSS_TOKEN": True}
+SPARSE = {"ATTENTION_PATTERN_NSA": True, "ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 1}
+SPARSE |= {"NSA_COMPRESS_BLOCK": 4, "NSA_COMPRESS_STRIDE": 2, "NSA_SELECT_BLOCK": 4}
+# With dropout to train and without it to evaluate, two shapes.
+MATH = {"2x16x8, dropout 0.2": "math", "2x16x8, dropout 0": "math"}
+FLASH = {"2x16x8, dropout 0": "flash"}
 
 
-def observed(session: TrainingSession) -> dict[str, Any]:
+def observed(session):
     return {name: state["observed"] for name, state in observed_settings(session).items()}
 
 
-def test_attention_is_recorded_by_form_and_shape(session):
-    rows = observed(session())
-    assert (rows["attention_impl"], rows["sdpa_backend_selected"]) == ("rows", {})
-    # With dropout to train and without it to evaluate, two shapes.
-    math = observed(session(ATTENTION_BACKEND_MATH=True))
-    assert math["sdpa_backends_allowed"] == ["math"] and math["attention_impl"] == "sdpa"
-    assert math["sdpa_backend_selected"] == {
-        "2x16x8, dropout 0.2": "math",
-        "2x16x8, dropout 0": "math",
-    }
-    flash = observed(session(DROPOUT="0.0"))
-    assert flash["sdpa_backend_selected"] == {"2x16x8, dropout 0": "flash"}
-    assert flash["flash_attention_enabled"] and flash["sdpa_backends_allowed"] == ["flash"]
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"attention_impl": "rows", "sdpa_backend_selected": {}, "nsa_backend": "none"}),
+        (
+            {"ATTENTION_BACKEND_MATH": True},
+            {
+                "attention_impl": "sdpa",
+                "sdpa_backends_allowed": ["math"],
+                "sdpa_backend_selected": MATH,
+            },
+        ),
+        (
+            {"DROPOUT": "0.0"},
+            {
+                "sdpa_backends_allowed": ["flash"],
+                "sdpa_backend_selected": FLASH,
+                "flash_attention_enabled": True,
+            },
+        ),
+        ({"DROPOUT": "0.0", **SPARSE}, {"nsa_backend": "blocks"}),
+        ({"DROPOUT": "0.0", **SPARSE, "NSA_BACKEND_GATHER": True}, {"nsa_backend": "gather"}),
+    ],
+)
+def test_attention_is_recorded_by_form_and_shape(session, changes, expected):
+    assert observed(session(**changes)).items() >= expected.items()
 
 
 @pytest.mark.parametrize(("window", "masked"), [(512, True), (4096, False)])
 def test_a_cpu_shows_its_kernel_on_a_piece_of_a_long_sequence(
     configure, monkeypatch, window, masked
 ):
-    asked: list[tuple[int, bool]] = []
-    real = F.scaled_dot_product_attention
+    asked, real = [], F.scaled_dot_product_attention
 
-    def attend(q: torch.Tensor, *given: torch.Tensor, **named: Any) -> torch.Tensor:
+    def attend(q, *given, **named):
         asked.append((q.shape[2], "attn_mask" in named))
         return real(q, *given, **named)
 
@@ -58,16 +72,6 @@ def test_a_cpu_shows_its_kernel_on_a_piece_of_a_long_sequence(
     assert asked == [(128, masked)] * 2
 
 
-def test_the_backend_of_sparse_attention_is_recorded(session):
-    sizes = {"NSA_COMPRESS_BLOCK": 4, "NSA_COMPRESS_STRIDE": 2, "NSA_SELECT_BLOCK": 4}
-    named = {"DROPOUT": "0.0", "ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 1}
-    sparse = {"ATTENTION_PATTERN_NSA": True, **named, **sizes}
-    by_default = {"requested": "auto", "resolved": "blocks", "observed": "blocks"}
-    assert observed_settings(session(**sparse))["nsa_backend"] == by_default
-    assert observed(session(**sparse, NSA_BACKEND_GATHER=True))["nsa_backend"] == "gather"
-    assert observed(session())["nsa_backend"] == "none"
-
-
 def test_another_kernel_than_the_pinned_one_is_a_deviation(session, monkeypatch):
     """The pinned kernel is not the one that runs."""
     pinned = session(ATTENTION_BACKEND_MATH=True, DROPOUT="0.0")
@@ -78,7 +82,7 @@ def test_another_kernel_than_the_pinned_one_is_a_deviation(session, monkeypatch)
     assert found["sdpa_backend_selected"] == {
         "requested": "math",
         "resolved": {"2x16x8, dropout 0": "math"},
-        "observed": {"2x16x8, dropout 0": "flash"},
+        "observed": FLASH,
     }
     assert {"sdpa_backend_selected", "flash_attention_enabled"} <= {*deviations(found)}
     assert attention_kernel(pinned) == "sdpa flash"
@@ -106,31 +110,29 @@ def test_settings_of_built_components_are_observed(session):
 
 
 @pytest.mark.slow
-def test_a_compiled_model_is_observed(configure, session, monkeypatch):
+def test_a_compiled_model_is_observed(session):
     """The compiled model is not run, because compilation takes minutes."""
     compiled = session(COMPILE=True)
     found = observed(compiled)
     assert found["torch_compile_enabled"] and found["torch_compile_backend"] == "inductor"
     compiled.forward = compiled.model
-    assert {"torch_compile_enabled", "torch_compile_mode"} <= set(
-        deviations(observed_settings(compiled))
-    )
-    plain = observed(session())
+    changed = {"torch_compile_enabled", "torch_compile_mode"}
+    assert changed <= set(deviations(observed_settings(compiled)))
+    plain = observed(compiled)
     assert plain["torch_compile_enabled"] is False and plain["torch_compile_backend"] is None
 
 
 def test_a_strict_run_with_a_deviation_fails_before_its_first_step(configure, train, monkeypatch):
     """The precision is changed after the session is opened."""
 
-    def behind(*arguments: Any) -> TrainingSession:
+    def behind(*arguments):
         opened = open_session(*arguments)
         torch.set_float32_matmul_precision("medium")
         return opened
 
     monkeypatch.setattr("gpt2.training.loop.open_session", behind)
-    with pytest.raises(
-        PreflightError, match="float32_matmul_precision: .*expected highest.*setting-mismatch"
-    ):
+    expected = "float32_matmul_precision: .*expected highest.*setting-mismatch"
+    with pytest.raises(PreflightError, match=expected):
         train(configure())
     done = train(configure(**FAST, MATMUL_PRECISION_HIGHEST=True, MAX_ITERS=1), "fast")
     assert done.manifest()["deviations"] == ["float32_matmul_precision", "allow_tf32_matmul"]

@@ -4,27 +4,22 @@ Memory runs out when a test says so: the forward pass raises what torch raises o
 """
 
 import os
-import re
 import resource
 import signal
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
 
 from gpt2.model import GPT
 from gpt2.training.loop import optimizer_step
 from gpt2.training.out_of_memory import UNSUPPORTED_FALLBACKS, apply_next_fallback
-from gpt2.training.state import StepMetrics, TrainingSession
 from lib.errors import ConfigError, RunError
 from lib.runs.run_dir import State
-from tests.gpt2.training.conftest import Trained
+from tests.gpt2.training.conftest import at_call
 
 FAST = {"RUN_PROFILE_MAXOUT_SPEED": True}
 WHOLE = {**FAST, "BATCH_SIZE": 4, "GRAD_ACCUMULATION": 1}
@@ -36,20 +31,20 @@ DOWN_TO_1 = [
 
 
 @contextmanager
-def memory_for(sequences: int, since: int = 1, rank: int | None = None) -> Iterator[None]:
+def memory_for(sequences, since=1, rank=None):
     """Make passes of more than ``sequences`` run out of memory from iteration ``since`` on.
 
     On one ``rank`` alone, or on every one.
     """
     forward, at = GPT.forward, [0]
 
-    def noted(session: TrainingSession, *rest: Any) -> StepMetrics:
+    def noted(session, *rest):
         at[0] = session.iteration + 1
         return optimizer_step(session, *rest)
 
-    def limited(model: GPT, x_BT: Tensor, *rest: Tensor) -> Tensor:
+    def limited(model, x_BT, *rest):
         here = rank is None or rank == int(os.environ.get("RANK", "0"))
-        if here and at[0] >= since and x_BT.size(0) > sequences:
+        if model.training and here and at[0] >= since and x_BT.size(0) > sequences:
             # The failed pass has already used the generator.
             torch.rand(7)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
@@ -62,12 +57,11 @@ def memory_for(sequences: int, since: int = 1, rank: int | None = None) -> Itera
         yield
 
 
-def fallbacks(trained: Trained) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = trained.manifest()["oom_fallbacks"]
-    return found
+def fallbacks(trained):
+    return trained.manifest()["oom_fallbacks"]
 
 
-def without_evaluations(trained: Trained) -> list[Any]:
+def without_evaluations(trained):
     """Return training rows, weights and the order of the data."""
     order = trained.summary()["final"]["data_order_digest"]
     return [trained.rows("train"), trained.files.weights.read_bytes(), order]
@@ -77,6 +71,8 @@ def test_the_micro_batch_is_halved_until_it_fits_and_nothing_else_changes(config
     """Falls back to one sequence in the first step: byte-identical to a run configured so."""
     with memory_for(1):
         fallen = train(configure(**WHOLE, MAX_ITERS=4), "fallen")
+        # Fallbacks are left to training.
+        warm = train(configure(**WHOLE, MAX_ITERS=4, WARMUP_ITERATIONS=2), "warm")
     assert fallen.status.state is State.SUCCESS
     records = fallbacks(fallen)
     assert [(r["from"], r["to"]) for r in records] == DOWN_TO_1
@@ -85,6 +81,7 @@ def test_the_micro_batch_is_halved_until_it_fits_and_nothing_else_changes(config
     shown = [line for line in fallen.lines().splitlines() if line.startswith("OOM")]
     assert len(shown) == 2 and "micro_batch=4 accumulation=1 -> micro_batch=2" in shown[0]
     assert "Tried to allocate 2.00 GiB" in shown[0] and "more" not in shown[0]
+    assert "OOM out of memory in the warm-up" in warm.lines() and warm.core() == fallen.core()
     # Dropout is on: the generators were restored after the failed passes.
     small = train(configure(**SINGLES, MAX_ITERS=4), "small")
     assert fallbacks(small) == []
@@ -92,11 +89,11 @@ def test_the_micro_batch_is_halved_until_it_fits_and_nothing_else_changes(config
 
 
 @contextmanager
-def limited_memory() -> Iterator[None]:
+def limited_memory():
     """Limit the address space of this process, of which passes of several sequences need more."""
     forward = GPT.forward
 
-    def large(model: GPT, x_BT: Tensor, *rest: Tensor) -> Tensor:
+    def large(model, x_BT, *rest):
         if model.training and x_BT.size(0) > 1:
             torch.empty(x_BT.size(0) << 28, dtype=torch.uint8)
         return forward(model, x_BT, *rest)
@@ -119,46 +116,33 @@ def test_under_a_limit_of_memory_a_run_falls_back(configure, train):
     assert [(r["from"], r["to"]) for r in fallbacks(fallen)] == DOWN_TO_1
 
 
-def test_memory_that_runs_out_beside_a_step_fails_the_run_with_advice(configure, train):
-    with mock.patch("gpt2.training.loop.record_results", side_effect=MemoryError()):
-        failed = train(configure(MAX_ITERS=2))
-    assert (failed.status.state, failed.status.exit_code) == (State.FAILED, 1)
-    assert "Halve BATCH_SIZE" in failed.status.message
-    assert train(configure(MAX_ITERS=2)).status.state is State.SUCCESS
-
-
 @pytest.mark.slow
 def test_in_the_middle_of_a_run_only_rounding_changes_also_if_it_is_killed_then(configure, train):
     """The resumed run has enough memory, but keeps the micro-batch of the checkpoint."""
     exact = {**WHOLE, "DROPOUT": "0.0", "PRUNING_MAGNITUDE": None, "PRUNING_FREQUENCY": None}
-    exact |= {"MAX_ITERS": 8}
+    exact |= {"MAX_ITERS": 6}
     config = configure(**exact, CHECKPOINT_INTERVAL=0, LOADER_WORKERS=1)
 
-    def deadly(session: TrainingSession) -> tuple[bool, bool, bool]:
-        """Kill the process between two steps."""
-        if session.iteration == 6:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return False, False, False
-
-    child = os.fork()
-    if child == 0:
-        with memory_for(1, since=6), mock.patch("gpt2.training.loop._due", deadly):
+    if (child := os.fork()) == 0:
+        # Called before and after each step: before the sixth one.
+        kill = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+        with memory_for(1, since=4), at_call("gpt2.training.loop._due", 10, kill):
             train(config, "killed")
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    with memory_for(1, since=6):
+    with memory_for(1, since=4):
         whole = train(config, "whole")
     resumed, plain = train(config, "killed"), train(configure(**exact), "plain")
-    line = next(line for line in resumed.lines().splitlines() if "resumes at iteration 6" in line)
+    line = next(line for line in resumed.lines().splitlines() if "resumes at iteration 4" in line)
     assert "after 2 out-of-memory" in line and "BATCH_SIZE=1 GRAD_ACCUMULATION=4" in line
     assert without_evaluations(resumed) == without_evaluations(whole)
     for done in (resumed, whole):
         assert [(r["iteration"], r["to"]) for r in fallbacks(done)] == [
-            (6, to) for _, to in DOWN_TO_1
+            (4, to) for _, to in DOWN_TO_1
         ]
     assert resumed.manifest()["batch"].items() >= DOWN_TO_1[1][1].items()
     found, wanted = whole.rows("train"), plain.rows("train")
-    assert found[:5] == wanted[:5] and found != wanted
+    assert found[:3] == wanted[:3] and found != wanted
     # The same sequences in every step.
     for a, b in zip(found, wanted, strict=True):
         assert (a["iteration"], a["tokens"], a["lr"]) == (b["iteration"], b["tokens"], b["lr"])
@@ -183,47 +167,35 @@ def test_compiled_blocks_are_not_recomputed(session, monkeypatch):
     opened = session(**SINGLES)
     compiled = replace(opened.config.machine, compile=True)
     opened.config = replace(opened.config, machine=compiled)
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match="BATCH_SIZE=1.* not available") as caught:
         apply_next_fallback(opened, "out of memory")
-    assert caught.value.codes == ["run.out-of-memory"]
-    assert "BATCH_SIZE=1" in str(caught.value) and "not available" in str(caught.value)
-    assert opened.oom_fallbacks == []
+    assert caught.value.codes == ["run.out-of-memory"] and opened.oom_fallbacks == []
 
 
-def test_under_paper_repro_the_run_fails_with_advice(configure, train):
+@pytest.mark.parametrize(
+    ("beyond", "changes"),
+    [
+        # Under paper_repro, with what cannot be rolled back, and beside the steps.
+        ("gpt2.model.GPT.forward", {"BATCH_SIZE": 4, "GRAD_ACCUMULATION": 1}),
+        ("torch.nn.utils.clip_grads_with_norm_", WHOLE),
+        ("gpt2.training.loop.record_results", WHOLE),
+    ],
+)
+def test_memory_that_no_fallback_frees_fails_the_run_with_advice(configure, train, beyond, changes):
+    def run_out():
+        raise torch.OutOfMemoryError("out of memory")
+
+    with at_call(beyond, 0, run_out):
+        failed = train(configure(MAX_ITERS=2, **changes))
+    assert (failed.status.state, failed.status.exit_code) == (State.FAILED, 1)
+    assert "Halve BATCH_SIZE and double GRAD_ACCUMULATION" in failed.status.message
+    assert fallbacks(failed) == []
+    assert train(configure(MAX_ITERS=2, **changes)).status.state is State.SUCCESS
+
+
+def test_paper_repro_refuses_fallbacks(configure):
     with pytest.raises(ConfigError, match="OOM_FALLBACK"):
         configure(OOM_FALLBACK=True)
-    with memory_for(1, since=3):
-        failed = train(configure(BATCH_SIZE=4, GRAD_ACCUMULATION=1))
-    assert (failed.status.state, failed.status.exit_code) == (State.FAILED, 1)
-    assert "BATCH_SIZE" in failed.status.message and "GRAD_ACCUMULATION" in failed.status.message
-    assert fallbacks(failed) == []
-    assert len(failed.rows("train")) == 2
-
-
-def test_an_update_out_of_memory_cannot_be_rolled_back(configure, train):
-    trouble = torch.OutOfMemoryError("out of memory")
-    with mock.patch("torch.nn.utils.clip_grads_with_norm_", side_effect=trouble):
-        failed = train(configure(**WHOLE))
-    assert failed.status.state is State.FAILED and fallbacks(failed) == []
-
-
-@pytest.mark.slow
-def test_a_warm_up_out_of_memory_leaves_fallbacks_to_training(configure, train):
-    forward = GPT.forward
-
-    def limited(model: GPT, x_BT: Tensor, *rest: Tensor) -> Tensor:
-        if x_BT.size(0) > 1 and model.training and rest:
-            raise torch.OutOfMemoryError("out of memory")
-        return forward(model, x_BT, *rest)
-
-    with mock.patch("gpt2.model.GPT.forward", limited):
-        warm = train(configure(**WHOLE, MAX_ITERS=2, WARMUP_ITERATIONS=2), "warm")
-        cold = train(configure(**WHOLE, MAX_ITERS=2), "cold")
-    assert re.search("^OOM .*warm-up", warm.lines(), re.MULTILINE)
-    assert not re.search("^OOM .*warm-up", cold.lines(), re.MULTILINE)
-    assert warm.core() == cold.core()
-    assert [r["iteration"] for r in fallbacks(warm)] == [1, 1]
 
 
 @pytest.mark.slow

@@ -9,14 +9,9 @@ import safetensors.torch
 import torch
 
 from gpt2.model import GPT
-from gpt2.records.files import (
-    read_planned_config,
-    read_resolved_config,
-    write_resolved_config,
-)
+from gpt2.records.files import read_planned_config, read_resolved_config, write_resolved_config
 from gpt2.training.manifest import initial_manifest_entries, startup_summary
 from gpt2.training.rng import rng_digests, seed_all
-from lib.config.dotconfig import ExplicitSetting
 from lib.errors import ConfigError, DataError
 from lib.files import sha256_file
 from lib.runs.checkpoint import weights_digest
@@ -36,9 +31,9 @@ def test_the_start_line_lists_resolved_settings(session):
     line = startup_summary(session())
     for fact in ("cpu ", "GiB", "fp32", "attention by rows", "1 thread", "12 it x 64 tokens"):
         assert fact in line
-    assert "sdpa flash" in startup_summary(session(DROPOUT="0.0"))
-    assert "by rows" in startup_summary(session(RECIPROCAL=True))
-    assert "bf16" in startup_summary(session(PRECISION_BF16=True, PRECISION_WHY="as it is"))
+    half = {"PRECISION_BF16": True, "PRECISION_WHY": "as it is", "DROPOUT": "0.0"}
+    line = startup_summary(session(**half))
+    assert "sdpa flash" in line and "bf16" in line
 
 
 def test_the_manifest_describes_the_run(configure, train, monkeypatch, tmp_path):
@@ -47,32 +42,25 @@ def test_the_manifest_describes_the_run(configure, train, monkeypatch, tmp_path)
     code.write_text("x = 1\n")
     sources = {**loaded_source(), str(code): sha256_file(code)}
     monkeypatch.setattr("gpt2.training.loop.loaded_source", lambda: sources)
-
-    def edit() -> bool:
-        code.write_text("x = 2222\n")
-        return False
-
     config = configure()
     train(config, stop_at=5)
-    # Polled during the run.
-    done = train(config, stop=edit)
+    # Edited during the run, whenever it is polled.
+    done = train(config, stop=lambda: code.write_text("x = 2222\n") == 0)
     assert "hunter2-secret" not in done.files.manifest.read_text()
     manifest = done.manifest()
-    assert manifest["schema_version"] == 2
-    assert manifest["status"] == "SUCCESS"
-    run = {"hash8": config.hash8, "run_profile": "paper_repro"}
-    assert {name: manifest["run"][name] for name in run} == run
+    assert manifest["schema_version"] == 2 and manifest["status"] == "SUCCESS"
+    assert manifest["run"].items() >= {"hash8": config.hash8, "run_profile": "paper_repro"}.items()
     assert manifest["deviations"] == []
     assert manifest["knobs"]["cpu_threads"] == {"requested": 1, "resolved": 1, "observed": 1}
     assert manifest["data"]["split"]["proof"]["overlap"] == 0
     assert manifest["origin"]["sources"] == sources and "gpt2/training/loop.py" in sources
     assert manifest["code"]["changed_during_run"] == [str(code)]
-    attempts = manifest["volatile"]["attempts"]
-    assert [(a["state"], a["iteration"]) for a in attempts] == [("INTERRUPTED", 5), ("SUCCESS", 12)]
-    volatile = manifest["volatile"]["artifacts"]
+    volatile = manifest["volatile"]
+    attempts = [(a["state"], a["iteration"]) for a in volatile["attempts"]]
+    assert attempts == [("INTERRUPTED", 5), ("SUCCESS", 12)]
     for artifacts, names in (
         (manifest["artifacts"], ("weights", "per_query", "metrics", "sample")),
-        (volatile, ("summary", "timing", "logs")),
+        (volatile["artifacts"], ("summary", "timing", "logs")),
     ):
         paths = [getattr(done.files, name) for name in names]
         assert [artifacts[path.name]["sha256"] for path in paths] == list(map(sha256_file, paths))
@@ -121,19 +109,14 @@ def test_a_folder_of_another_run_is_not_overwritten(configure, tmp_path):
 
 
 def test_a_resolved_configuration_survives_the_round_trip(configure, tmp_path):
-    config = configure(SAMPLE_PROMPT='$(shell true) "quoted" `x` é')
-    write_resolved_config(RunDir(tmp_path), config)
-    assert read_planned_config(RunDir(tmp_path)) == config
-    assert read_planned_config(RunDir(tmp_path)).values == config.values
-
-
-def test_a_record_without_a_newer_symbol_has_its_default(configure, tmp_path):
-    run, config, name = RunDir(tmp_path), configure(SEED=2), "MODEL_PARAMS"
+    """A record without a newer symbol has its default."""
+    run, config = RunDir(tmp_path), configure(SAMPLE_PROMPT='$(shell true) "quoted" `x` é')
     write_resolved_config(run, config)
+    assert read_planned_config(run) == config and read_planned_config(run).values == config.values
     record = json.loads(run.resolved_config.read_text())
-    del record["symbols"][name]
+    del record["symbols"]["MODEL_PARAMS"]
     run.resolved_config.write_text(json.dumps(record))
-    assert read_resolved_config(run).values[name] == config.values[name]
+    assert read_resolved_config(run).values["MODEL_PARAMS"] == config.values["MODEL_PARAMS"]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +144,7 @@ def test_private_values_are_recorded_empty_with_a_digest(configure, tmp_path):
     config = configure(ON_DONE_CMD=command)
     assert config.hash8 == configure().hash8
     run = RunDir(tmp_path)
-    source: ExplicitSetting = {"value": command, "label": "edited", "where": ".config"}
+    source = {"value": command, "label": "edited", "where": ".config"}
     write_resolved_config(run, config, {"ON_DONE_CMD": source})
     record = json.loads(run.resolved_config.read_text())
     assert "example.org" not in json.dumps(record)

@@ -1,25 +1,20 @@
 """Mechanism statistics of a run: no effect on results, visible to watchers."""
 
 import time
-from collections.abc import Callable
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
 
-from gpt2.config import Config
 from gpt2.mechanism_statistics import collect_statistics
 from gpt2.model import GPT
 from gpt2.records.audit import audit
 from gpt2.training.metrics import record_statistics
 from lib.runs.run_dir import State
 from lib.tracking.watch import raised_alarms, read_watched_records
-from tests.gpt2.training.conftest import NSA, Trained
+from tests.gpt2.training.conftest import NSA
 from tests.json_rows import read_rows
 
-ALWAYS = {"STATISTICS_INTERVAL": 1, "STATISTICS_ROWS": 3}
 EVERYTHING = {
     "ATTENTION_PROJECTION_LATENT": True,
     "RECIPROCAL": True,
@@ -30,16 +25,17 @@ EVERYTHING = {
 }
 
 
-def learned(done: Trained) -> dict[str, Any]:
+def learned(done):
     """Return the results without the statistics."""
     return done.core() | {"metrics.jsonl": [done.rows("train"), done.rows("eval")]}
 
 
-@pytest.mark.parametrize("mechanisms", [EVERYTHING, NSA], ids=["everything", "nsa"])
 @pytest.mark.slow
+@pytest.mark.parametrize("mechanisms", [EVERYTHING, NSA], ids=["everything", "nsa"])
 def test_statistics_do_not_change_results(configure, train, mechanisms, build_dir):
     few = {**mechanisms, "MAX_ITERS": 3}
-    without, told = configure(**few, STATISTICS_INTERVAL=0), configure(**few, **ALWAYS)
+    without = configure(**few, STATISTICS_INTERVAL=0)
+    told = configure(**few, STATISTICS_INTERVAL=1, STATISTICS_ROWS=3)
     assert without.hash8 == told.hash8
     plain, watched = train(without, "plain"), train(told, "told")
     assert learned(plain) == learned(watched)
@@ -49,23 +45,16 @@ def test_statistics_do_not_change_results(configure, train, mechanisms, build_di
     assert audit(watched.files, build_dir).findings == []
 
 
-def test_statistics_use_the_same_text_at_every_iteration(session):
-    seen: list[Tensor] = []
-
-    def note(model: GPT, idx_BT: Tensor) -> Any:
-        seen.append(idx_BT)
-        return collect_statistics(model, idx_BT)
-
-    opened = session(**ALWAYS)
+def test_statistics_use_the_first_sequences_of_the_order_at_every_iteration(session):
+    opened = session(STATISTICS_INTERVAL=1, STATISTICS_ROWS=3)
     opened.model.train()
-    with mock.patch("gpt2.training.metrics.collect_statistics", note):
+    with mock.patch("gpt2.training.metrics.collect_statistics", wraps=collect_statistics) as noted:
         for opened.iteration in (1, 2):
             record_statistics(opened)
     assert opened.model.training
-    # The first sequences of the order.
     opened.iteration = 0
     first = torch.cat([x_BT for x_BT, _ in next(opened.batches())])
-    assert torch.equal(seen[0], first[:3]) and torch.equal(seen[1], first[:3])
+    assert [torch.equal(call.args[1], first[:3]) for call in noted.call_args_list] == [True, True]
 
 
 def test_training_continues_if_statistics_run_out_of_memory(configure, train, trained):
@@ -77,27 +66,26 @@ def test_training_continues_if_statistics_run_out_of_memory(configure, train, tr
     assert len(shown) == 2 and "iteration 6: " in shown[0] and "STATISTICS_ROWS=" in shown[0]
 
 
-def collapsed(model: GPT, *seed: int, initial: Callable = GPT.init_weights) -> None:
-    """Open only the window branch in all gates of the second block."""
-    initial(model, *seed)
-    bias = model.h[1].attn.pattern.gates.bias.data.view(3, -1)
-    bias[:2], bias[2] = -9.0, 9.0
-
-
-def watched(done: Trained, config: Config) -> dict[str, str]:
-    """Return the alarms of make watch for the run's files."""
-    records = read_watched_records(done.files, time.time())
-    return raised_alarms(records, config.telemetry.stall_seconds)
-
-
 @pytest.mark.slow
 def test_collapsed_gates_reach_the_alarms(configure, train):
     config = configure(**NSA, LEARNING_RATE="1e-6", MIN_LEARNING_RATE="1e-7", MAX_ITERS=3)
-    well = watched(train(config, "well"), config)
-    assert not well.keys() & {"gate-entropy", "gate-max", "fallbacks"}
+    initialize = GPT.init_weights
+
+    def collapsed(model, *seed):
+        """Open only the window branch in all gates of the second block."""
+        initialize(model, *seed)
+        bias = model.h[1].attn.pattern.gates.bias.data.view(3, -1)
+        bias[:2], bias[2] = -9.0, 9.0
+
+    def alarms(done):
+        """Return the alarms of make watch for the run's files."""
+        records = read_watched_records(done.files, time.time())
+        return raised_alarms(records, config.telemetry.stall_seconds)
+
+    assert not alarms(train(config, "well")).keys() & {"gate-entropy", "gate-max", "fallbacks"}
     with mock.patch.object(GPT, "init_weights", collapsed):
         done = train(config, "collapsed")
-    ill = watched(done, config)
+    ill = alarms(done)
     assert ill["gate-entropy"].startswith("mean gate entropy 0.0")
     assert "1.000" in ill["gate-max"] and "0.9" in ill["gate-max"]
     (beat,) = (b for b in read_rows(done.files.heartbeat(0)) if b["msg"] == "statistics")

@@ -2,7 +2,6 @@
 
 import json
 from itertools import islice
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from gpt2.running.trained_models import generate, generate_texts
 from gpt2.study.arguments import RunLookup
 from gpt2.weights.trained import open_trained
 from lib.errors import ConfigError
-from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.errors import error_of
 from tests.gpt2.training.conftest import BASE
@@ -21,35 +19,32 @@ from tests.options import options
 
 
 @pytest.fixture
-def run(trained) -> RunDir:
-    return trained.files
+def write(trained, build_dir):
+    """Return a function from words of the command to the displayed text and the samples."""
+
+    def written(*words):
+        shown = []
+        model = open_trained(trained.files, build_dir)
+        return shown, generate_texts(model, options("generate", *words), shown.append)
+
+    return written
 
 
-def written(run, build_dir, *words: str) -> tuple[str, list[dict[str, Any]]]:
-    """Return the displayed text and the samples."""
-    given = options("generate", "--run", str(run.path), *words)
-    shown: list[str] = []
-    trained = open_trained(find_finished(given.run, build_dir), build_dir)
-    texts = generate_texts(trained, given, shown.append)
-    return "".join(shown), texts
-
-
-def test_a_document_has_the_texts_and_what_determines_them(run, build_dir):
+def test_a_document_has_the_texts_and_what_determines_them(trained, write, build_dir):
     words = ("--prompt", "a", "--tokens", "5", "--temperature", "0.5", "--json")
-    given = options("generate", "--run", str(run.path), "-O", str(build_dir), *words)
-    document = json.loads(generate(given))
-    _, (text,) = written(run, build_dir, *words)
-    assert document["samples"] == [text] and document["run"] == run.path.name
+    run = ("--run", str(trained.files.path), "-O", str(build_dir))
+    document = json.loads(generate(options("generate", *run, *words)))
+    assert document["samples"] == write(*words)[1] and document["run"] == "run"
     assert document["sampling"] == {"temperature": 0.5, "top_k": 0, "top_p": 1.0}
     assert (document["prompt"], document["seed"]) == ("a", 1)
 
 
-def test_seed_and_number_determine_the_texts(run, build_dir):
-    one, _ = written(run, build_dir, "--prompt", "an é", "--tokens", "20")
-    two, texts = written(run, build_dir, "--prompt", "an é", "--tokens", "20", "--samples", "2")
-    other, _ = written(run, build_dir, "--prompt", "an é", "--tokens", "20", "--seed", "2")
+def test_seed_and_number_determine_the_texts(write):
+    words = ("--prompt", "an é", "--tokens", "20")
+    one, other = ("".join(write(*words, *more)[0]) for more in ((), ("--seed", "2")))
+    two, texts = write(*words, "--samples", "2")
     assert one.startswith("an é") and one.endswith("\n")
-    assert two == one + "an é" + texts[1]["text"] + "\n" and one != other
+    assert "".join(two) == one + "an é" + texts[1]["text"] + "\n" and one != other
     assert texts[0]["text"] != texts[1]["text"] and texts[0]["seed"] != texts[1]["seed"]
     assert {text["tokens"] for text in texts} == {20} and texts[0]["end"] == "length"
 
@@ -63,8 +58,8 @@ def test_seed_and_number_determine_the_texts(run, build_dir):
         ("--prompt \udcff", "PROMPT", "usage.invalid-encoding"),
     ],
 )
-def test_invalid_arguments_are_rejected(run, build_dir, words, name, code):
-    error = error_of(written, run, build_dir, *words.split())
+def test_invalid_arguments_are_rejected(write, words, name, code):
+    error = error_of(write, *words.split())
     assert error.codes == [code] and error.problems[0].where == name
 
 
@@ -81,25 +76,27 @@ def test_a_pattern_names_one_run(build_dir):
         assert error.value.codes == [code] and value in str(error.value)
 
 
-def test_characters_are_shown_whole_and_the_end_of_text_ends_it(run, build_dir, monkeypatch):
+@pytest.mark.parametrize(
+    ("tokens", "shown", "text", "used", "end"),
+    [
+        ("50", ["é", "\ufffd", "b", "\ufffd"], "é\ufffdb\ufffd", 6, "end_of_text"),
+        ("3", ["é", "\ufffd"], "é\ufffd", 3, "length"),
+    ],
+)
+def test_characters_are_shown_whole_and_the_end_of_text_ends_it(
+    write, monkeypatch, tokens, shown, text, used, end
+):
     """é in two tokens, an invalid first byte, a truncated character, end of text."""
     ids = [*"é".encode(), 0xFF, *"b€".encode()[:-1], 256, 97]
     monkeypatch.setattr("gpt2.generate.generate", lambda *_: iter(ids))
-    shown: list[str] = []
-    trained = open_trained(run, build_dir)
-    given = options("generate", "--prompt", "a", "--tokens", "50")
-    (text,) = generate_texts(trained, given, shown.append)
-    assert shown == ["a", "é", "\ufffd", "b", "\ufffd", "\n"]
-    assert (text["text"], text["tokens"], text["end"]) == ("é\ufffdb\ufffd", 6, "end_of_text")
-    given.tokens = 3
-    (text,) = generate_texts(trained, given, shown.append)
-    assert (text["text"], text["tokens"], text["end"]) == ("é\ufffd", 3, "length")
+    displayed, (sample,) = write("--prompt", "a", "--tokens", tokens)
+    assert displayed == ["a", *shown, "\n"]
+    assert (sample["text"], sample["tokens"], sample["end"]) == (text, used, end)
 
 
 def test_a_token_costs_one_pass_of_one_token(session, monkeypatch):
     """A long prompt is processed in chunks; a full context is processed again for each token."""
-    opened = session()
-    lengths: list[int] = []
+    opened, lengths = session(), []
     hidden = opened.model.hidden
     monkeypatch.setattr("gpt2.generate._PREFILL_TOKENS", 10)
     monkeypatch.setattr(
