@@ -255,6 +255,7 @@ def test_the_norm_before_clipping_is_for_spam_alone(options_of, case):
         optimizer.step(gradient_norm=norm)
         names = [name for g in optimizer.param_groups for name in g["param_names"]]
         assert names == ["p0", "p2", "p1"]
+        assert all(parameter.grad is not None for parameter in parameters)
         assert all(g["fused"] or g["foreach"] for g in optimizer.param_groups)
     assert all(torch.equal(a, b) for a, b in zip(with_norm, without, strict=True))
 

@@ -61,7 +61,7 @@ SETTINGS["bitter8-spam"] = {
 # Each scope, ramp and kind of state: masks, sums, no moments, and SPAM's counters.
 KINDS = (
     *("magnitude-layer-cubic", "magnitude-global-linear", "movement-global-cubic", "movement-sgd"),
-    *("bitter0", "bitter4", "bitter8-spam"),
+    *("magnitude-muon", "bitter0", "bitter4", "bitter8-spam"),
 )
 
 
