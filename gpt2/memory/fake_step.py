@@ -271,7 +271,9 @@ class FakeTrainingStep:
                 self.state.pruner = pruner
                 for hook in hooks:
                     hook.remove()
-        peaks, flops = tracker.peaks, sum(tracker.flops.values())
+        # An optimizer may have products too, once for all micro-batches.
+        flops = sum(n for stage, n in tracker.flops.items() if stage != "update")
+        peaks = tracker.peaks
         if self.omitted:
             extra = _growth(tracker, static)
             peaks = {stage: _minus(p, extra[stage], -self.omitted) for stage, p in peaks.items()}

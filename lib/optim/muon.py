@@ -38,7 +38,7 @@ class Muon(Adam):
 
     # Elements that are orthogonalized at once: each chunk is a few kernel launches on a GPU. The
     # result does not depend on it.
-    chunk_elements = 1 << 24
+    chunk_elements = 1 << 22
 
     def __init__(self, groups: list[ParameterGroup], options: MuonOptions, lr: float) -> None:
         if not any("rows" in group for group in groups):

@@ -163,6 +163,8 @@ def test_memory_of_muon(configure):
     hidden = shape.n_layer * 12 * shape.n_embd**2
     expected = 8 * footprint.parameters - 4 * hidden
     assert 0 <= footprint.peak_bytes["optimizer"] - expected < 1000
+    # Its products are not those of a token.
+    assert footprint.flops_per_token == estimate(configure(), GPU).flops_per_token
 
 
 def test_gpt2_124m_with_dropout(configure):
