@@ -1,9 +1,8 @@
 """Names that documents, docstrings and comments mention, and that do not exist.
 
-Checked are the code spans and code blocks of Markdown files: make targets and variables, symbols,
-files, tests. In Python, a quoted identifier is defined or used in its module, in one that it imports, or in
-its package, and the spelling of an unquoted word makes it an identifier of the tree (CamelCase,
-snake_case). Placeholders (NAME, <study>, *.py) are skipped.
+Checked are the code spans and code blocks of Markdown files and of the prose of Python: make targets and
+variables, symbols, files, tests. In Python, an identifier, quoted or spelled as one (CamelCase, snake_case),
+is one of the tree's code. Placeholders (NAME, <study>, *.py) are skipped.
 """
 
 import ast
@@ -21,8 +20,8 @@ from lib.config.dotconfig import list_defconfigs
 from lib.config.tree import KconfigTree
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
-from tests.rules import imports, nodes
-from tests.source import MAKE_TARGETS, MAKE_VARIABLES, module_paths, modules, texts
+from tests.rules import nodes
+from tests.source import MAKE_TARGETS, MAKE_VARIABLES, modules, texts
 
 # Names of Python, and environment variables of shells and tools.
 ENVIRONMENT = {
@@ -33,10 +32,11 @@ ENVIRONMENT = {
 # Names of torch, transformers and GPT-2, products, values of choices, placeholders of usage lines.
 WORDS = {
     *("fully_shard", "scaled_dot_product_attention", "param_names", "backward", "generate", "wpe"),
-    "create_block_mask",
-    *("AutoTokenizer", "trust_remote_code", "FakeTensorMode", "NumPy"),
+    *("create_block_mask", "AutoTokenizer", "trust_remote_code", "FakeTensorMode", "NumPy"),
     *("FlashAttention", "FlexAttention", "TensorBoard", "paper_repro", "maxout_speed"),
     *("BUILD_DIR", "RUN_DIRECTORY", "CONFIG_NAME", "NAME"),
+    *vars(builtins),
+    *keyword.kwlist,
 }
 
 _SPAN = re.compile(r"^```.*?^```|(?<!`)`[^`\n]+`(?!`)|``[^`\n]+``", re.DOTALL | re.MULTILINE)
@@ -48,13 +48,13 @@ _WORD = re.compile(r"[^\s`\"'(),;:=|]+")
 _SUFFIXES = (".py", ".md", ".txt", ".toml", ".json", ".jsonl", ".csv", ".yaml", "/")
 _PLACEHOLDER = re.compile(r"\b(?:NAME|FRAG(?:MENT)?|DIR|PATH|PATTERN)\b|[<>*…]|\.\.\.")
 # The whole span is an identifier, or a call.
-_IDENTIFIER = re.compile(r"`+([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(\(.*\))?`+")
+_IDENTIFIER = re.compile(r"`+((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:\(.*\))?`+")
 # CamelCase, or snake_case of at least three letters each, which excludes indices (p_ij).
 _SPELLED = re.compile(
     r"(?<![\w/.$-])(?:[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]+)+|[A-Za-z]\w{2,}(?:_[A-Za-z0-9]{3,})+)(?![\w/])"
 )
 # Where nodes of a syntax tree have names.
-FIELDS = ("id", "attr", "arg", "name")
+FIELDS = ("id", "attr", "arg", "name", "asname", "module")
 
 
 @dataclass(frozen=True)
@@ -73,36 +73,39 @@ class KnownNames:
     written: Set[str]
     # Functions and files of tests.
     tests: Set[str]
+    # Names in the code of the product.
+    identifiers: Set[str]
 
 
 @cache
 def known_names():
     """Return the names of this tree."""
     tree = (PurePosixPath(name) for name in (*texts(), "CODEX.md"))
-    paths = {part for path in tree for part in (path, *path.parents)}
+    files = {part for path in tree for part in (path, *path.parents)}
+    paths = {str(path) for path in files} | {path.name for path in files}
     run = RunDir(Path())
     of_runs = (
         value for value in vars(RunDir).values() if isinstance(value, property | cached_property)
     )
-    strings = {
-        node.value
-        for parsed in modules().values()
-        for node in nodes(parsed)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
-    sources = (text for path, text in texts().items() if path.startswith("tests/"))
-    tests = {name for text in sources for name in re.findall(r"\bdef (test_\w+)", text)}
-    names_of_tree = {str(path) for path in paths} | {path.name for path in paths}
+    code = [node for tree in modules().values() for node in nodes(tree)]
+    strings = {n.value for n in code if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    named = {name for n in code for name in map(vars(n).get, FIELDS) if isinstance(name, str)}
+    # Keys and names, not the words of a message.
+    words = " ".join(named | {text for text in strings if " " not in text} | modules().keys())
+    sources = "".join(text for path, text in texts().items() if path.startswith("tests/"))
+    tests = {PurePosixPath(name).stem for name in paths} | set(
+        re.findall(r"def (test_\w+)", sources)
+    )
     defconfigs, fragments = list_defconfigs(ROOT)
+    symbols = {symbol.name for symbol in KconfigTree(ROOT).symbols()}
     return KnownNames(
         targets=MAKE_TARGETS,
         configurations={defconfig.name for defconfig in (*defconfigs, *fragments)},
-        names=MAKE_VARIABLES
-        | ENVIRONMENT
-        | {symbol.name for symbol in KconfigTree(ROOT).symbols()},
-        paths=names_of_tree | {str(value.__get__(run)) for value in of_runs},
-        tests=tests | {PurePosixPath(name).stem for name in names_of_tree},
-        written=(strings | {".config.old"}) - names_of_tree,
+        names=MAKE_VARIABLES | ENVIRONMENT | symbols,
+        paths=paths | {str(value.__get__(run)) for value in of_runs},
+        tests=tests,
+        written=(strings | {".config.old"}) - paths,
+        identifiers=tests | WORDS | set(re.findall(r"\w+", words)),
     )
 
 
@@ -151,105 +154,39 @@ def _is_target(word, known):
     return name != word and set(name.split("+")) <= known.configurations
 
 
-def wrong_in_module(source, tree, near, anywhere, known):
-    """Yield (line, kind, name) for each name in a docstring or comment that does not exist.
-
-    ``near`` are the identifiers of the module and its surroundings, ``anywhere`` those of the tree.
-    """
+def wrong_in_module(source, tree, known):
+    """Yield (line, kind, name) for each name in a docstring or comment that does not exist."""
+    exist = known.identifiers | known.names
     for first, text in _prose(source, tree):
         for number, kind, name in wrong_in_document(text, known):
-            if kind != "symbol" or name not in near | WORDS:
+            if kind != "symbol" or name not in exist:
                 yield first + number - 1, kind, name
-        for span in _SPAN.finditer(text):
-            identifier = _IDENTIFIER.fullmatch(span[0])
-            name = identifier[1] if identifier else ""
-            called = name + "()" if identifier and identifier[2] else name
-            if name and not name.endswith(_SUFFIXES) and not _is_identifier(called, near, known):
-                yield first + text.count("\n", 0, span.start()), "identifier", name
+        spans = (_IDENTIFIER.fullmatch(span[0]) for span in _SPAN.finditer(text))
+        quoted = [span[1] for span in spans if span and not span[1].endswith(_SUFFIXES)]
         unquoted = _SPAN.sub(lambda span: " " * len(span[0]), text)
-        for word in _SPELLED.finditer(unquoted):
-            if not any(word[0] in names for names in (anywhere, known.names, WORDS)):
-                yield first + text.count("\n", 0, word.start()), "identifier", word[0]
-
-
-def _is_identifier(name, near, known):
-    package, _, last = name.rpartition(".")
-    word = last.removesuffix("()")
-    if package.split(".")[0] in ("lib", "gpt2", "scripts"):
-        path = module_paths().get(package)
-        return name in module_paths() or (path is not None and last in identifiers(path))
-    return (
-        last in near
-        or any(word in names for names in (known.names, WORDS, vars(builtins)))
-        or name.startswith("torch.")
-        or keyword.iskeyword(name)
-    )
+        for name in quoted + _SPELLED.findall(unquoted):
+            if not name.startswith("torch.") and name.rpartition(".")[2] not in exist:
+                yield first + text.count("\n", 0, text.index(name)), "identifier", name
 
 
 def _prose(source, tree):
     """Yield (line, text) of each docstring and comment."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     for node in nodes(tree):
-        if docstring := _docstring(node):
-            yield docstring.lineno, docstring.value
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            yield node.body[0].lineno, node.body[0].value.value
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
 
 
-def _docstring(node):
-    """Return the constant of a node's docstring, if any."""
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    if isinstance(node, documented) and ast.get_docstring(node) is not None:
-        return node.body[0].value
-    return None
-
-
-@cache
-def identifiers(path):
-    """Return the identifiers in a module's code, with "()" those of functions too."""
-    docstrings = {id(_docstring(node)) for node in nodes(modules()[path])}
-    found = set(path.removesuffix(".py").split("/"))
-    for node in nodes(modules()[path]):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            # Keys and names, not the words of a message.
-            is_name = " " not in node.value and id(node) not in docstrings
-            found |= set(re.findall(r"\w+", node.value)) if is_name else set()
-        elif isinstance(node, ast.alias):
-            found |= {*node.name.split("."), node.asname or "", f"{node.asname or node.name}()"}
-        else:
-            words = {name for name in map(vars(node).get, FIELDS) if isinstance(name, str)}
-            callable_ = isinstance(node, ast.FunctionDef | ast.ClassDef)
-            found |= words | ({f"{word}()" for word in words} if callable_ else set())
-            if isinstance(node, ast.Call):
-                found.add(ast.unparse(node.func).rpartition(".")[2] + "()")
-    return found
-
-
-@cache
-def all_identifiers():
-    """Return the identifiers of all product modules, and the names of test modules."""
-    of_tests = {PurePosixPath(path).stem for path in texts() if path.startswith("tests/")}
-    return of_tests.union(*map(identifiers, modules()))
-
-
-def near_identifiers(path):
-    """Return the identifiers of a module, of those that it imports, and of its package."""
-    imported = {module_paths().get(name) for name in imports(modules()[path])} - {None}
-    folder = str(PurePosixPath(path).parent)
-    siblings = {p for p in modules() if "/" in folder and str(PurePosixPath(p).parent) == folder}
-    return set().union(*map(identifiers, {path} | imported | siblings))
-
-
 def wrong_names():
     """Return ``path:line: kind name`` for each wrong name in the documents and product modules."""
-    known = known_names()
-    wrong = []
+    known, wrong = known_names(), []
     for path, text in texts().items():
         if path.endswith(".md"):
-            wrong += [f"{path}:{n}: {kind} {x}" for n, kind, x in wrong_in_document(text, known)]
-        elif path in modules():
-            found = wrong_in_module(
-                text, modules()[path], near_identifiers(path), all_identifiers(), known
-            )
-            wrong += [f"{path}:{n}: {kind} {x}" for n, kind, x in found]
+            found = wrong_in_document(text, known)
+        else:
+            found = wrong_in_module(text, modules()[path], known) if path in modules() else ()
+        wrong += [f"{path}:{line}: {kind} {name}" for line, kind, name in found]
     return wrong

@@ -1,7 +1,9 @@
-"""Architecture rules: each function takes a parsed module and yields the violations."""
+"""Architecture rules: each function takes a parsed module and yields the violations.
+
+ruff has the others: pyproject.toml.
+"""
 
 import ast
-import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 
@@ -9,9 +11,6 @@ MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_SCRIPT_LINES = 80
 
-_FUNCTION_STRING = re.compile(r"[a-z_]\w*(?:\.[a-z_]\w*)+:[A-Za-z_]\w*")
-# Functions that read or write text.
-_TEXT_CALLS = ("open", "read_text", "write_text", "run", "Popen", "check_output")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -27,83 +26,24 @@ def long_functions(tree: ast.Module) -> Iterator[str]:
 def dynamic_attributes(tree: ast.Module) -> Iterator[str]:
     """Yield ``hasattr`` and ``getattr`` with a default: a missing attribute should be an error."""
     for call in calls(tree):
-        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        name = ast.unparse(call.func)
         if name == "hasattr" or (name == "getattr" and len(call.args) > 2):
             yield f"{call.lineno}: {name}"
-
-
-def sys_path_edits(tree: ast.Module) -> Iterator[str]:
-    """Yield statements that change ``sys.path``."""
-    for node in nodes(tree):
-        target: ast.expr | None = None
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            target = node.func.value
-        elif isinstance(node, ast.Assign | ast.AugAssign | ast.Delete):
-            targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
-            target = next((t for t in targets if "sys.path" in ast.unparse(t)), None)
-        if target is not None and ast.unparse(target).split("[")[0] == "sys.path":
-            yield f"{target.lineno}: sys.path is changed"
-
-
-def module_commands(tree: ast.Module) -> Iterator[str]:
-    """Yield commands that run a module with this interpreter, reserved for ``lib.project``."""
-    for node in nodes(tree):
-        if isinstance(node, ast.List):
-            words = [ast.unparse(word) for word in node.elts]
-            if words[:1] == ["sys.executable"] and "'-m'" in words:
-                yield f"{node.lineno}: sys.executable -m"
-
-
-def unsafe_loading(tree: ast.Module) -> Iterator[str]:
-    """Yield calls of ``torch.load`` that could unpickle any object."""
-    for call in calls(tree):
-        keywords = map(ast.unparse, call.keywords)
-        if ast.unparse(call.func) == "torch.load" and "weights_only=True" not in keywords:
-            yield f"{call.lineno}: torch.load without weights_only=True"
-
-
-def writes_to_stdout(tree: ast.Module) -> Iterator[str]:
-    """Yield writes to stdout that do not escape the control characters of files."""
-    for call in calls(tree):
-        name = ast.unparse(call.func)
-        if re.match(r"sys\.(__)?stdout.*\.write", name):
-            yield f"{call.lineno}: {name}"
-
-
-def uncoded_problems(tree: ast.Module) -> Iterator[str]:
-    """Yield calls of ``Problem`` without an error code."""
-    for call in calls(tree):
-        is_problem = isinstance(call.func, ast.Name) and call.func.id == "Problem"
-        # **fields contains the code.
-        if is_problem and not {keyword.arg for keyword in call.keywords} & {"code", None}:
-            yield f"{call.lineno}: a Problem without a code"
 
 
 def locale_encodings(tree: ast.Module) -> Iterator[str]:
     """Yield text files and pipes whose encoding depends on the locale."""
     for call in calls(tree):
-        name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
-        named = {keyword.arg: keyword.value for keyword in call.keywords}
-        is_method = isinstance(call.func, ast.Attribute)
+        name = ast.unparse(call.func).rpartition(".")[2]
+        options = {keyword.arg for keyword in call.keywords}
         # The encoding is the first argument of Path.read_text.
-        is_text = (name == "read_text" and is_method and not call.args) or name == "write_text"
-        is_text |= "text" in named
-        if name == "open" and isinstance(call.func, ast.Name):
-            mode = call.args[1] if len(call.args) > 1 else named.get("mode", ast.Constant("r"))
-            is_text = not (isinstance(mode, ast.Constant) and "b" in str(mode.value))
-        if is_text and name in _TEXT_CALLS and "encoding" not in named:
+        is_text = name == "write_text" or (name == "read_text" and not call.args)
+        is_text |= name in ("run", "Popen", "check_output") and "text" in options
+        if ast.unparse(call.func) == "open":
+            modes = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "mode")]
+            is_text = not any("b" in ast.unparse(mode) for mode in modes)
+        if is_text and "encoding" not in options:
             yield f"{call.lineno}: {name} without encoding"
-
-
-def function_strings(tree: ast.Module) -> Iterator[str]:
-    """Yield strings of the form ``package.module:function``, which no tool can follow."""
-    for node in nodes(tree):
-        if (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and _FUNCTION_STRING.fullmatch(node.value)
-        ):
-            yield f"{node.lineno}: {node.value}"
 
 
 def import_graph(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
@@ -141,13 +81,10 @@ def imports(tree: ast.Module, *, at_import: bool = False) -> set[str]:
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
     """Yield everything that runs when a module is imported: no function bodies."""
     for child in ast.iter_child_nodes(node):
-        if not isinstance(child, _FUNCTIONS) and not _is_type_checking(child):
+        is_type_checking = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        if not isinstance(child, _FUNCTIONS) and not is_type_checking:
             yield child
             yield from _statements(child)
-
-
-def _is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
 @cache

