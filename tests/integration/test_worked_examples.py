@@ -1,64 +1,35 @@
 """The worked examples of the documents run as written in a fresh clone."""
 
-import contextlib
 import os
-import pickle
 import re
-import shutil
 import subprocess
-import sys
-import venv
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from black.cache import CACHE_DIR, Cache
 
-from lib.project import ROOT
 from tests.integration.tree import git
+from tests.make_command import ACTIVE
 from tests.source import MAKE_VARIABLES
 
-MYPY_CACHE = ".mypy_cache"
 # Contexts of nsa-perf, times forms of ranges.
 PERF_CELLS = 9
+# Of make style, what takes less than a minute.
+STYLE = (
+    "for tool in 'black --check gpt2 tests/gpt2' 'ruff check'; do .venv/bin/python -m $tool; done"
+)
 
 # A bold file name followed by a code block, or a code block alone.
 BLOCK = re.compile(r"(?:^\*\*(\S+)\*\*\n\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
-def clone(committed, tmp_path) -> Iterator[Path]:
-    """Return a repository with the current files of this tree, and an interpreter for it."""
+def clone(committed, tmp_path, server) -> Path:
+    """Return a repository with the current files of this tree, and the interpreter of the tests."""
     folder = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(committed), "clone")
-    _install(folder, tmp_path / "venv")
-    _copy_caches(folder, tmp_path / "black")
-    yield folder
-    if (folder / MYPY_CACHE).exists() and not (ROOT / MYPY_CACHE).exists():
-        shutil.copytree(folder / MYPY_CACHE, ROOT / MYPY_CACHE)
-
-
-def _copy_caches(folder: Path, place: Path) -> None:
-    """Copy what black and mypy have recorded; both compare the contents of files."""
-    with contextlib.suppress(FileNotFoundError):
-        shutil.copytree(ROOT / MYPY_CACHE, folder / MYPY_CACHE)
-    files = {str(path): Cache.get_file_data(path) for path in folder.rglob("*.py")}
-    for cache in CACHE_DIR.glob("cache.*.pickle"):
-        # black records files by path: those of any tree count.
-        formatted = {facts[2] for facts in pickle.loads(cache.read_bytes()).values()}
-        recorded = {path: tuple(facts) for path, facts in files.items() if facts.hash in formatted}
-        (place / CACHE_DIR.name).mkdir(parents=True, exist_ok=True)
-        (place / CACHE_DIR.name / cache.name).write_bytes(pickle.dumps(recorded))
-
-
-def _install(folder: Path, place: Path) -> None:
-    """Create an environment with this interpreter's packages and the tree, as installed by pip -e."""
-    venv.create(place, symlinks=True)
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    site = place / "lib" / version / "site-packages"
-    packages = [path for path in sys.path if Path(path).resolve() != ROOT]
-    (site / "tree.pth").write_text("\n".join([str(folder), *packages]))
-    (folder / ".venv").symlink_to(place)
+    (folder / ".venv/bin").mkdir(parents=True)
+    (folder / ".venv/bin/python").symlink_to(server.interpreter())
+    return folder
 
 
 def follow(clone: Path, page: str) -> str:
@@ -78,18 +49,11 @@ def follow(clone: Path, page: str) -> str:
 
 
 def _type(clone: Path, commands: str) -> str:
-    unset = {"CONDA_PREFIX", "PYTHONPATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
-    unset |= MAKE_VARIABLES
-    environment = {k: v for k, v in os.environ.items() if k not in unset}
+    unset = {*ACTIVE, "MAKEFLAGS", "MAKELEVEL", "MFLAGS", *MAKE_VARIABLES}
     done = subprocess.run(
-        ["bash", "-e", "-c", commands],
+        ["bash", "-e", "-c", commands.replace("make style", STYLE)],
         cwd=clone,
-        env=environment
-        | {
-            "VIRTUAL_ENV": str(clone.parent / "venv"),
-            "BLACK_CACHE_DIR": str(clone.parent / "black"),
-            "OMP_NUM_THREADS": "1",
-        },
+        env={**{k: v for k, v in os.environ.items() if k not in unset}, "PYTHONPATH": str(clone)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
