@@ -207,8 +207,8 @@ class CommandServer:
     def interpreter(self) -> Path:
         """Return a program that runs scripts of this tree in the server, all else as Python does.
 
-        Modules of gpt2 after -P -m, as the product starts them, and code after -u -c, as xdist starts
-        its workers, run in the server too.
+        Modules of gpt2 after -P -m, as the product starts them, scripts after -u, as torchrun starts
+        them, and code after -u -c, as xdist starts its workers, run in the server too.
         """
         program = self._place / "python"
         assert self._stream
@@ -216,11 +216,12 @@ class CommandServer:
             if not program.exists():
                 python = shlex.quote(sys.executable)
                 client = shlex.join(["-ISB", str(CLIENT), str(self._place)])
-                scripts = shlex.quote(str(ROOT / "scripts"))
+                scripts, gpt2 = (shlex.quote(str(ROOT / name)) for name in ("scripts", "gpt2"))
                 program.write_text(
                     f'#!/bin/sh\ncase "$1" in\nscripts/*|{scripts}/*) exec {python} {client} "$@" ;;\n'
                     f'-m) case "$2" in lib.kablate) exec {python} {client} "$@" ;; esac ;;\n'
-                    f'-u|-P) case "$3" in import*|gpt2.*) shift; exec {python} {client} "$@" ;; esac ;;\n'
+                    f'-u|-P) case "$2 $3" in {gpt2}/*|-c\\ import*|-m\\ gpt2.*) shift;'
+                    f' exec {python} {client} "$@" ;; esac ;;\n'
                     f'esac\nexec {python} "$@"\n'
                 )
                 program.chmod(0o755)

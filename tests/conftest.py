@@ -46,6 +46,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.fsync = lambda descriptor: None
 # Hundreds of processes would each compile the product.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 MAX_FAST_CASES = 2

@@ -39,7 +39,9 @@ def test_make_and_torchrun_leave_the_same_bytes(build):
     run.path.rename(run.path.with_name("made"))
 
     words = [*TORCHRUN, ROOT / IN_PROCESS[0], IN_PROCESS[1], "-O", folder.path]
-    code, said, more = folder.server.run([str(word) for word in words], os.environ, folder.scratch)
+    # The interpreter of the ranks.
+    variables = {**os.environ, "PYTHON_EXEC": str(folder.server.interpreter())}
+    code, said, more = folder.server.run([str(word) for word in words], variables, folder.scratch)
     assert code == 0, said + more
     assert (said + more).count("DONE") == 1, "one rank speaks"
     assert core(run) == made

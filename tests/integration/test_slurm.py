@@ -209,7 +209,8 @@ def test_the_documented_job_trains_one_run_on_two_nodes_with_the_bytes_of_make(s
         script = script.replace(old, new)
     file = job.folder.path / "job.sh"
     file.write_text(script)
-    job.cluster.command("sbatch", "--export=ALL,GLOO_SOCKET_IFNAME=lo", str(file))
+    export = f"ALL,GLOO_SOCKET_IFNAME=lo,PYTHON_EXEC={job.folder.server.interpreter()}"
+    job.cluster.command("sbatch", f"--export={export}", str(file))
     job.wait_for(lambda: not job.jobs())
     assert run.path.exists() and read_status(run).state is State.SUCCESS, log.read_text()
     assert {name: (run.path / name).read_bytes() for name in DETERMINISTIC} == made

@@ -25,13 +25,13 @@ def own_mounts() -> None:
 @pytest.mark.parametrize(
     ("tracker", "where", "size"),
     [
-        pytest.param("wandb", "{run}/trackers/wandb", 20, marks=pytest.mark.long),
+        ("wandb", "{run}/trackers/wandb", 20),
         ("trackio", "trackio", 12),
-        pytest.param("tensorboard", "{run}/trackers/tensorboard", 8, marks=pytest.mark.long),
-        pytest.param("tensorboard", "{run}/trackers", 4, marks=pytest.mark.long),
+        ("tensorboard", "{run}/trackers/tensorboard", 8),
+        ("tensorboard", "{run}/trackers", 4),
     ],
 )
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_disk_that_is_full_for_a_tracker_alone(build, own_mounts, tracker, where, size):
     """Fill the tracker's own small file system, then send everything to a larger one."""
     settings = {f"TRACKER_{tracker.upper()}": True, "TRACKER_WANDB_MODE_OFFLINE": True}
