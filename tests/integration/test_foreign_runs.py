@@ -11,10 +11,6 @@ from typing import Any
 
 import pytest
 
-import gpt2.quantized.evaluate
-import gpt2.records.audit
-import gpt2.running.reproduce
-import gpt2.weights.export
 from gpt2.config import Config
 from gpt2.records.audit import audit
 from gpt2.records.files import allowed_symbols
@@ -92,10 +88,14 @@ def configurations(run: RunDir, place: Path, patch: pytest.MonkeyPatch) -> dict[
         seen.append(first.base if isinstance(first, Plan) else first)
         raise Caught
 
-    patch.setattr(gpt2.running.reproduce, "train_scratch", stop_at)
-    patch.setattr(gpt2.quantized.evaluate, "evaluate_run", stop_at)
-    patch.setattr(gpt2.weights.export, "_write_tokenizer", stop_at)
-    patch.setattr(gpt2.records.audit, "_documents", stop_at)
+    # Imports transformers, which no other test of a worker may need.
+    from gpt2.weights.export import export
+
+    for place_of_work in (
+        *("gpt2.running.reproduce.train_scratch", "gpt2.quantized.evaluate.evaluate_run"),
+        *("gpt2.weights.export._write_tokenizer", "gpt2.records.audit._documents"),
+    ):
+        patch.setattr(place_of_work, stop_at)
     name = str(run.path)
     arguments = argparse.Namespace(run=name, seeds="", quant="none", json=False, build_dir=place)
     commands: dict[str, Callable[[], Any]] = {
@@ -104,7 +104,7 @@ def configurations(run: RunDir, place: Path, patch: pytest.MonkeyPatch) -> dict[
         "prolong": lambda: stop_at(plan_prolonged(name, place, 5, []).base),
         "evaluate": lambda: evaluate(arguments),
         "generate": lambda: stop_at(open_trained(run, place).config),
-        "export": lambda: gpt2.weights.export.export(run, place / "exported", place),
+        "export": lambda: export(run, place / "exported", place),
         "audit": lambda: audit(run, place),
     }
     for command in commands.values():
@@ -128,10 +128,7 @@ def test_no_command_takes_more_than_the_list_allows(place, monkeypatch):
         }
         assert taken == {}, command
         assert config.values["N_EMBD"] == SMALL["N_EMBD"], command
-
-
-def test_without_a_configuration_the_defaults_are_taken(place, monkeypatch):
-    run = only_run(place)
+    # Without a configuration, the defaults are taken.
     rewrite(run, DATA_DIR="/theirs", TRACKER_WANDB=True, TRACKER_PROJECT="theirs")
     for name in (".config", "config.py"):
         (place / name).unlink()
@@ -174,13 +171,13 @@ def test_initial_weights_are_read_only_if_they_are_the_recorded_ones(place, monk
     digest = manifest["artifacts"]["model.safetensors"]["sha256"]
     manifest["origin"]["sources"]["/anywhere/model.safetensors"] = digest
     other.manifest.write_text(json.dumps(manifest))
-    monkeypatch.setattr(gpt2.running.reproduce, "train_scratch", lambda *given: 7)
+    monkeypatch.setattr("gpt2.running.reproduce.train_scratch", lambda *given: 7)
     assert train_twice(place, str(other.path)) == (7, "")
 
 
 def test_a_run_of_a_former_version_is_audited_and_reproduced(place, monkeypatch):
     run = only_run(place)
-    monkeypatch.setattr(gpt2.running.reproduce, "train_scratch", lambda *given, anew: 7)
+    monkeypatch.setattr("gpt2.running.reproduce.train_scratch", lambda *given, anew: 7)
     for blocks, valid in ((False, True), (True, False)):
         rewrite(run, COMPILE_BLOCKS=blocks, COMPILE_EAGER_TWIN=True, GPU_WATTS=700)
         manifest = json.loads(run.manifest.read_text())
@@ -190,28 +187,20 @@ def test_a_run_of_a_former_version_is_audited_and_reproduced(place, monkeypatch)
         assert (code, "COMPILE_BLOCKS: recorded value y" in text) == ((7, False), (4, True))[blocks]
 
 
-@pytest.fixture
-def limit():
-    """End a test that waits for the writer of a pipe."""
-
-    def end(*_: object) -> None:
-        raise TimeoutError
-
-    signal.signal(signal.SIGALRM, end)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-
-
-FILES = ("model.safetensors", "logs.txt", "per_query.csv", "metrics.jsonl")
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_pipe_in_place_of_a_file_is_refused(place, limit, name):
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "logs.txt", "per_query.csv", "metrics.jsonl"]
+)
+def test_a_pipe_in_place_of_a_file_is_refused(place, name):
     run = only_run(place)
     (run.path / name).unlink(missing_ok=True)
     os.mkfifo(run.path / name)
-    assert not audit(run, place).valid
-    if name == "model.safetensors":
-        with pytest.raises(KablateError):
-            open_trained(run, place)
+    # Ends a test that waits for the writer of the pipe.
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(60)
+    try:
+        assert not audit(run, place).valid
+        if name == "model.safetensors":
+            with pytest.raises(KablateError):
+                open_trained(run, place)
+    finally:
+        signal.alarm(0)
