@@ -11,7 +11,6 @@ from lib.runner.queue import (
     decide,
     require_matching_directories,
     set_aside,
-    stale_text,
 )
 from lib.runs.run import Run, RunVariant
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
@@ -68,11 +67,3 @@ def test_results_moved_aside_in_the_same_second_are_all_kept(tmp_path):
         run.logs.write_text(content)
         moved.add(set_aside(run))
     assert sorted(RunDir(path).logs.read_text() for path in moved) == ["a", "b", "c"]
-
-
-def test_changes_of_several_runs_are_one_line():
-    changes = {"a s1": ["torch", "m.py"], "b s1": ["m.py"], "b s2": ["m.py", "n.py", "o.py"]}
-    text = stale_text(changes)
-    assert text.startswith("a s1 and 2 more runs: ") and "\n" not in text
-    assert "m.py, torch (1 run), n.py (1 run) and 1 more" in text
-    assert stale_text({"a s1": ["m.py"]}) == "a s1: changed since: m.py"

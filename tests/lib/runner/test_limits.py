@@ -1,16 +1,12 @@
 """Limits of a job and of its processes."""
 
 import warnings
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lib.env.ranks import ProcessRank
 from lib.runner import worker
 from lib.runner.limits import LIMIT_GRACE_SECONDS, JobTimer
-from lib.runs.lease import Lease, LeaseLost, read_lease
-from lib.runs.run_dir import RunDir
 
 ALIVE = {"kind": "alive"}
 GRACE = 10 + LIMIT_GRACE_SECONDS
@@ -61,17 +57,3 @@ def test_warnings_of_a_run_in_this_process_are_in_its_log(tmp_path, capsys):
         warnings.warn("flash attention kernel not used", stacklevel=1)
     assert log.read_text().startswith("TRAIN\n") and "kernel not used" in log.read_text()
     assert capsys.readouterr().err == ""
-
-
-def test_no_rank_writes_to_a_run_that_was_taken_over(tmp_path, monkeypatch):
-    run, guards = RunDir(tmp_path), []
-    Lease.take(run, 60, None)
-    monkeypatch.setattr(worker, "_train", lambda *arguments: guards.append(arguments[-1]))
-    monkeypatch.setattr(worker, "current_process", lambda: ProcessRank(1, 2))
-    parent: Any = SimpleNamespace(stop_requested=bool)
-    worker.train_worker(lambda *arguments: None, tmp_path, 1, parent)
-    (guard,) = guards
-    guard()
-    Lease.take(run, 60, read_lease(run))
-    with pytest.raises(LeaseLost):
-        guard()

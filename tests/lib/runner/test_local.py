@@ -2,16 +2,14 @@
 
 import os
 import re
-import signal
 import time
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Iterator
 
 import pytest
 
 from lib.errors import ConfigError, KablateError, Problem, RunError
 from lib.project import ROOT
-from lib.runner.local import LocalExecutor, _Worker
+from lib.runner.local import LocalExecutor
 from lib.runner.worker import ParentConnection
 from lib.runs.run_dir import RunStatus, State
 
@@ -81,12 +79,6 @@ def test_a_job_is_submitted_cancelled_and_waited_for(executor, immediately):
     events = list(executor.events(0.0))
     assert [event and event["text"] for _, event in events] == ["started", "started", None]
     assert all(each is job for each, _ in events)
-
-
-def test_a_worker_that_has_just_died_is_no_error():
-    """The server knows that the worker has exited, but the parent does not yet."""
-    process: Callable = SimpleNamespace(pid=2**22 + 1, exitcode=None)
-    _Worker(0, process, None).signal(signal.SIGKILL)
 
 
 # Ctrl-C after the server has forked the worker and before the parent has sent the job.
