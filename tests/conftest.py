@@ -3,7 +3,7 @@
 ``--fast`` (make test FAST=1) leaves out
 
 * the tests marked slow, and those of whole commands in tests/integration,
-* of a parametrized test, all but a few cases, spread evenly,
+* of a parametrized test, all but the first case,
 * each test from the moment at which it starts a Python interpreter or make: importing torch anew
   takes longer than a hundred other tests.
 """
@@ -49,7 +49,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
-MAX_FAST_CASES = 2
 # Files whose tests take longest, the longest first.
 LONGEST = (
     "test_worked_examples",
@@ -132,20 +131,20 @@ def pytest_sessionfinish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect slow tests, and most cases of large parametrized tests, in the fast tier.
+    """Deselect slow tests, and all cases but the first, in the fast tier.
 
     Of the whole suite, each worker starts with slow tests, so that none is left with one at the end.
     """
     if not config.getoption("fast"):
         items[:] = _deal(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
         return
-    cases: dict[str, list[pytest.Item]] = {}
+    first: dict[str, pytest.Item] = {}
     for item in items:
         if not _is_slow(item):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    selected = {item for group in cases.values() for item in _spread(group)}
+            first.setdefault(item.nodeid.partition("[")[0], item)
+    selected = set(first.values())
     config.hook.pytest_deselected(items=[item for item in items if item not in selected])
-    items[:] = [item for item in items if item in selected]
+    items[:] = first.values()
 
 
 def _is_slow(item: pytest.Item) -> bool:
@@ -174,14 +173,6 @@ def _deal(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
         dealt += part + quick[:count]
         del quick[:count]
     return dealt
-
-
-def _spread(cases: list[pytest.Item]) -> list[pytest.Item]:
-    """Return at most MAX_FAST_CASES of the cases, spread from the first to the last."""
-    if len(cases) <= MAX_FAST_CASES:
-        return cases
-    last = len(cases) - 1
-    return [cases[round(i * last / (MAX_FAST_CASES - 1))] for i in range(MAX_FAST_CASES)]
 
 
 def _skip_at_interpreter(

@@ -3,8 +3,6 @@
 import json
 from xml.etree import ElementTree
 
-import pytest
-
 from tests.build_folder import write_build
 from tests.integration.conftest import SMALL
 
@@ -69,19 +67,6 @@ def test_a_step_that_does_not_resolve_is_a_row_and_a_failure_of_junit(build):
     (failure,) = failed.findall("failure")
     assert failure.get("type") == "resolved-configuration"
     assert "MLP_ATTN_GATE" in failure.get("message")
-
-
-@pytest.mark.parametrize(
-    ("words", "texts"),
-    [
-        (("--checks", "causl"), ("[usage.unknown-check]", "nearest: causal")),
-        (("--check-gpu-memory-gb", "8", "--gpu", "l4"), ("[usage.conflict]",)),
-        (("--data", "maybe"), ("[usage.invalid-value]", "DATA", "'maybe'")),
-    ],
-)
-def test_an_invalid_argument_is_reported(build, words, texts):
-    code, _, stderr = build().command("check", *words)
-    assert (code, [text for text in texts if text not in stderr]) == (2, []), stderr
 
 
 def test_a_single_training_and_a_matrix_are_checked(build):
