@@ -37,19 +37,7 @@ from tests.source import module_name, module_paths, modules, texts
 
 # A choice that only sets the defaults of other symbols has no field.
 PRESETS = {"MODEL_SIZE"}
-# Own modules that importing the model loads, beside the files of its parts, are fewer than this.
-MODEL_MODULES = 27
 CODE = re.compile(r"[a-z]+(-[a-z]+)*\.[a-z0-9]+(-[a-z0-9]+)*")
-# Commands that must start fast, and without torch installed.
-WITHOUT_TORCH = (
-    "gpt2/configure.py",
-    "gpt2/records/commands.py",
-    "gpt2/records/listing.py",
-    "gpt2/records/verify.py",
-    "gpt2/study/commands.py",
-    # Imports torch once it has found the run.
-    "gpt2/running/trained_models.py",
-)
 
 
 def offenders(rule):
@@ -95,28 +83,6 @@ def test_i1_public_class_names_are_unique():
     assert {name: paths for name, paths in named.items() if len(paths) > 1} == {}
 
 
-def own_modules(names):
-    """Return the modules of the tree among ``names``, without packages that have no code."""
-    return {
-        name
-        for name in names
-        if not module_paths().get(name, "__init__.py").endswith("__init__.py")
-    }
-
-
-def test_i2_a_model_loads_few_modules():
-    """Beside the files of its parts: another mechanism may have another file."""
-    built = [*attention.MODULES.values(), *mlp.MODULES.values()]
-    parts = {part.__module__ for part in built if isinstance(part, type)}
-    own = own_modules(loaded_by("gpt2/model.py")) - parts
-    assert len(own) < MODEL_MODULES and "gpt2.config" not in own, sorted(own)
-
-
-def test_i2_a_configuration_loads_no_verdicts():
-    own = own_modules(loaded_by("gpt2/config.py"))
-    assert {name for name in own if name.startswith("lib.report.")} == {"lib.report.options"}
-
-
 def test_i2_imports_point_one_way():
     layers = {"lib": {"gpt2", "scripts"}, "gpt2": {"scripts"}}
     upward = [
@@ -128,18 +94,22 @@ def test_i2_imports_point_one_way():
     assert upward == []
 
 
-def test_i2_options_and_light_commands_load_no_torch():
-    light = [p for p in modules() if p.endswith("/options.py") or p in WITHOUT_TORCH]
-    heavy = {path: sorted(loaded_by(path) & {"torch", "transformers"}) for path in light}
+def test_i2_options_load_no_torch_and_a_model_no_configuration():
+    options = [path for path in modules() if path.endswith("/options.py")]
+    heavy = {path: loaded_by(path) & {"torch", "transformers"} for path in options}
     assert {path: names for path, names in heavy.items() if names} == {}
+    assert "gpt2.config" not in loaded_by("gpt2/model.py")
+    reports = {name for name in loaded_by("gpt2/config.py") if name.startswith("lib.report.")}
+    assert {name for name in reports if name in module_paths()} == {"lib.report.options"}
 
 
 def test_i2_commands_run_without_torch(tmp_path):
     """Checked in a process, to include imports inside functions."""
     lines = ["import sys", "from lib.kablate import call"]
     words = (["defconfig", "gpt2-ratio-small"], ["constants"], ["why", "SEED"], ["plan"])
-    for name, *more in (*words, ["status"], ["report"]):
+    for name, *more in (*words, ["status"], ["report"], ["ls"], ["watch"]):
         lines.append(f"assert call({name!r}, {[*more, '-O', str(tmp_path)]}) == 0, {name!r}")
+    lines += ["import gpt2.records.verify", "import gpt2.running.trained_models"]
     lines.append("assert 'torch' not in sys.modules")
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True
