@@ -1,5 +1,8 @@
 """Token cross-entropy of the output head that never materializes the logits of all tokens.
 
+The loss of training has the z-loss beside it, c · log² Z with Z = Σ exp(logits), which evaluations
+have not (Chowdhery et al. 2022, arXiv 2204.02311, section 5).
+
 The GEMM of the head runs on chunks of tokens, the softmax on blocks of rows that fit into the CPU
 cache. Training computes the gradients together with the loss while the logits of a chunk are in
 memory: the logits are turned into their gradient p − onehot in place, so nothing of size tokens ×
@@ -29,9 +32,9 @@ CHUNK_BYTES = 2**27
 BLOCK_ELEMENTS = 2**22
 
 
-# Mean loss over the targets X that are not ignored, of hidden states XC, a weight VC and the number of
-# its rows that are tokens.
-FusedLoss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+# Mean loss over the targets X that are not ignored, of hidden states XC, a weight VC, the number of
+# its rows that are tokens, and the coefficient of the z-loss.
+FusedLoss = Callable[[Tensor, Tensor, Tensor, int, float], Tensor]
 
 
 def fused_loss(backend: str, device: torch.device) -> FusedLoss | None:
@@ -54,7 +57,9 @@ def fused_loss(backend: str, device: torch.device) -> FusedLoss | None:
     return _liger_loss
 
 
-def _liger_loss(hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, vocab_size: int) -> Tensor:
+def _liger_loss(
+    hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, vocab_size: int, z_loss: float
+) -> Tensor:
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
 
     dtype = _gemm_dtype(hidden_XC)
@@ -65,7 +70,7 @@ def _liger_loss(hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, vocab_s
     bias_V[vocab_size:] = torch.finfo(dtype).min / 2
     outputs = LigerFusedLinearCrossEntropyFunction.apply(
         *(hidden_XC.to(dtype), weight_VC.to(dtype), targets_X),
-        *(bias_V, None, IGNORE_INDEX, 0.0, 0.0, "mean", None, False),
+        *(bias_V, None, IGNORE_INDEX, z_loss, 0.0, "mean", None, False),
         # Of the sum of the weight's gradient over chunks of tokens.
         torch.float32,
     )
@@ -116,22 +121,25 @@ def linear_cross_entropy(
     vocab_size: int,
     pieces: LogitsChunks = LogitsChunks(),
     fused: FusedLoss | None = None,
+    z_loss: float = 0.0,
 ) -> Tensor:
-    """Return the mean cross-entropy in nats of ``hidden @ weight.T`` over targets not ignored, in
-    fp32 or wider; NaN if all are ignored. Rows from ``vocab_size`` on are padding. Backward can run
-    once. ``fused`` computes loss and gradients, except in float64.
+    """Return the mean cross-entropy in nats of ``hidden @ weight.T`` over targets not ignored, and
+    ``z_loss`` times the mean of log² Z, in fp32 or wider; NaN if all are ignored. Rows from
+    ``vocab_size`` on are padding. Backward can run once. ``fused`` computes loss and gradients,
+    except in float64.
     """
     if fused and hidden_XC.dtype != torch.float64 and torch.is_grad_enabled():
-        return fused(hidden_XC, weight_VC, targets_X, vocab_size)
+        return fused(hidden_XC, weight_VC, targets_X, vocab_size, z_loss)
     # Chunking does not help if the logits fit into one block; torch.compile fuses the plain form.
     if torch.compiler.is_compiling() and hidden_XC.is_cuda:
-        return masked_cross_entropy(hidden_XC, weight_VC, targets_X, vocab_size)
+        return masked_cross_entropy(hidden_XC, weight_VC, targets_X, vocab_size, z_loss)
     if hidden_XC.size(0) * vocab_size <= pieces.block_elements or torch.compiler.is_compiling():
         logits_XV = F.linear(hidden_XC, weight_VC)[:, :vocab_size]
-        return F.cross_entropy(_wide(logits_XV), targets_X, ignore_index=IGNORE_INDEX)
-    if torch.is_grad_enabled():
+        return _loss_of_logits(_wide(logits_XV), targets_X, z_loss)
+    # Evaluations, which need no gradients, have no z-loss.
+    if torch.is_grad_enabled() or z_loss:
         loss: Tensor = _LinearCrossEntropy.apply(
-            hidden_XC, weight_VC, targets_X, vocab_size, pieces
+            hidden_XC, weight_VC, targets_X, vocab_size, pieces, z_loss
         )
         return loss
     losses_X = linear_token_losses(hidden_XC, weight_VC, targets_X, vocab_size, pieces).loss
@@ -139,15 +147,23 @@ def linear_cross_entropy(
 
 
 def masked_cross_entropy(
-    hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, vocab_size: int
+    hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, vocab_size: int, z_loss: float = 0.0
 ) -> Tensor:
-    """Return the mean cross-entropy over logits of which those of the padding are −∞: a GPU takes
+    """Return the same loss over logits of which those of the padding are −∞: a GPU takes
     twice as long for rows that are cut at ``vocab_size``, whose starts are not aligned.
     """
     logits_XV = F.linear(hidden_XC, weight_VC)
     is_padding_V = torch.arange(len(weight_VC), device=hidden_XC.device) >= vocab_size
     masked_XV = _wide(logits_XV).masked_fill(is_padding_V, -torch.inf)
-    return F.cross_entropy(masked_XV, targets_X, ignore_index=IGNORE_INDEX)
+    return _loss_of_logits(masked_XV, targets_X, z_loss)
+
+
+def _loss_of_logits(logits_XV: Tensor, targets_X: Tensor, z_loss: float) -> Tensor:
+    loss = F.cross_entropy(logits_XV, targets_X, ignore_index=IGNORE_INDEX)
+    if not z_loss:
+        return loss
+    valid_X = targets_X != IGNORE_INDEX
+    return loss + z_loss * (logits_XV.logsumexp(-1).square() * valid_X).sum() / valid_X.sum()
 
 
 @torch.no_grad()
@@ -189,6 +205,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets_X: Tensor,
         vocab_size: int,
         pieces: LogitsChunks,
+        z_loss: float,
     ) -> Tensor:
         dtype = _gemm_dtype(hidden_XC)
         valid_X = targets_X != IGNORE_INDEX
@@ -200,7 +217,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = None
         for rows, logits_XV in pieces.chunks(hidden, weight):
             parts = logits_XV[:, :vocab_size], targets_X[rows].clamp(min=0), losses_X[rows]
-            _to_gradient_(*parts, pieces)
+            _to_gradient_(*parts, pieces, z_loss)
             logits_XV[:, vocab_size:] = 0
             torch.mm(logits_XV, weight, out=grad_hidden[rows])
             if grad_weight is None:
@@ -220,20 +237,28 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad = grad * scale
         # In place: allocating a second tensor of the size of the weight costs more than scaling.
         grads = grad_hidden.mul_((grad * valid_X)[:, None]), grad_weight.mul_(grad)
-        return *grads, None, None, None
+        return *grads, None, None, None, None
 
 
 def _to_gradient_(
-    logits_XV: Tensor, targets_X: Tensor, losses_X: Tensor, pieces: LogitsChunks
+    logits_XV: Tensor, targets_X: Tensor, losses_X: Tensor, pieces: LogitsChunks, z_loss: float
 ) -> None:
-    """Fill ``losses_X`` and replace logits by the gradient of the summed loss, p − onehot."""
+    """Fill ``losses_X`` and replace logits by the gradient of the summed loss, p − onehot.
+
+    That of c · log² Z is 2c log Z · p.
+    """
     parts = logits_XV, targets_X[:, None], losses_X[:, None]
     for logits_, targets_, losses_ in pieces.blocks(*parts):
         logits = _wide(logits_)
         probabilities = torch.softmax(logits, -1)
         # −log p of the target without underflow of p: the largest probability is e^0 / Σ.
-        gap = logits.amax(-1, keepdim=True) - logits.gather(1, targets_)
-        losses_.copy_(gap - probabilities.amax(-1, keepdim=True).log())
+        largest = logits.amax(-1, keepdim=True)
+        gap, log_share = largest - logits.gather(1, targets_), probabilities.amax(-1, True).log()
+        losses_.copy_(gap - log_share)
+        if z_loss:
+            log_z = largest - log_share
+            losses_.add_(z_loss * log_z.square())
+            probabilities.mul_(1 + 2 * z_loss * log_z)
         probabilities.scatter_(1, targets_, probabilities.gather(1, targets_) - 1)
         logits_.copy_(probabilities)
 

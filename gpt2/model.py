@@ -110,9 +110,9 @@ class GPT(nn.Module):
             block.attn.set_execution(execution.score_chunks, execution.tile_launch)
 
     def forward(self, idx_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
-        """Return logits [B, T, vocab_size], or the mean cross-entropy in nats if targets are given.
+        """Return logits [B, T, vocab_size], or the loss of training if targets are given.
 
-        Targets of −100 are ignored. ``idx_BT`` contains at most ``block_size`` tokens per row.
+        It is the mean cross-entropy in nats, with the configured z-loss. Targets of −100 are ignored. ``idx_BT`` contains at most ``block_size`` tokens per row.
         """
         x_BTC = self.hidden(idx_BT)
         if targets_BT is None:
@@ -124,6 +124,7 @@ class GPT(nn.Module):
             self.config.shape.vocab_size,
             self.execution.logits_chunks,
             fused_loss(self.config.loss_backend, x_BTC.device),
+            self.config.z_loss,
         )
 
     def new_cache(self) -> KVCache:

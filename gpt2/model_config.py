@@ -66,6 +66,8 @@ class ModelConfig:
     grad_checkpointing: bool = kconfig_field("GRAD_CHECKPOINTING", form=True)
     # auto, torch or triton: operations on the logits.
     loss_backend: str = kconfig_field("LOSS_BACKEND", form=True, off="torch", small=_small_loss)
+    # Coefficient of mean log² Z in the loss of training.
+    z_loss: float = kconfig_field("Z_LOSS", low=0.0, high=1.0, off=0.0)
     # The head has a matrix of its own in place of the token embedding.
     untied_head: bool = kconfig_field("UNTIED_HEAD", off=False)
     norm: NormOptions = component_field(NORMS, off=LayernormOptions())

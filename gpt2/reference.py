@@ -6,6 +6,7 @@ differentiable in any float dtype. Slow: for comparisons on small shapes.
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from gpt2 import norm as norms
@@ -38,6 +39,16 @@ def reference_gpt(
     head_VC = parameters[f"{head}.weight"][: config.shape.vocab_size]
     norm = norms.REFERENCES[type(config.norm)]
     return norm(x_BTC, _subset(parameters, "ln_f.")) @ head_VC.T
+
+
+def reference_loss(logits_BTV: Tensor, targets_BT: Tensor, z_loss: float) -> Tensor:
+    """Return the mean of −log p + c log² Z over the targets that are not −100, with p = exp(logit) / Z."""
+    terms = []
+    for logits_V, target in zip(logits_BTV.flatten(0, 1), targets_BT.flatten(), strict=True):
+        if target != -100:
+            log_z = logits_V.exp().sum().log()
+            terms.append(log_z - logits_V[target] + z_loss * log_z * log_z)
+    return torch.stack(terms).mean()
 
 
 def _block(

@@ -278,10 +278,9 @@ def _formulas(subject: StepUnderTest) -> Iterator[CheckFinding]:
     idx_BT, targets_BT = ids_BT[:, :-1], ids_BT[:, 1:].clone()
     targets_BT[0, 3] = IGNORE_INDEX
     parameters = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
-    logits_by_formula = reference.reference_gpt(idx_BT, parameters, subject.small_exact.model)
-    loss = torch.nn.functional.cross_entropy(
-        logits_by_formula.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORE_INDEX
-    )
+    config = subject.small_exact.model
+    logits_by_formula = reference.reference_gpt(idx_BT, parameters, config)
+    loss = reference.reference_loss(logits_by_formula, targets_BT, config.z_loss)
     loss.backward()
     # A gradient that is 0 by the formulas, as between two branches that see the same keys, is the
     # rounding error of larger ones.

@@ -293,12 +293,17 @@ def check_loss(model: ModelConfig, machine: MachineConfig) -> None:
             x.to(device, dtype).to(as_type, copy=True).requires_grad_()
             for x in (hidden_XC, weight_VC)
         )
-        result = loss(hidden, weight, targets_X, shape.vocab_size)
+        result = loss(hidden, weight, targets_X, shape.vocab_size, model.z_loss)
         results, gradients = with_gradients([result], [hidden, weight])
         return [*results, *gradients]
 
-    def exact(hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, tokens: int) -> Tensor:
-        return F.cross_entropy(F.linear(hidden_XC, weight_VC[:tokens]), targets_X)
+    def exact(
+        hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, tokens: int, z_loss: float
+    ) -> Tensor:
+        logits_XV = F.linear(hidden_XC, weight_VC[:tokens])
+        return (
+            F.cross_entropy(logits_XV, targets_X) + z_loss * logits_XV.logsumexp(-1).square().mean()
+        )
 
     compare_values(
         f"the loss of liger-kernel on {device} ({dtype})",

@@ -323,8 +323,11 @@ def _kernel_problems(configs: Sequence[Config]) -> list[Problem]:
             and model.shape.dropout
             and "triton" in model.backends("gpu")
         ]
-    # The kernel of the loss depends on the vocabulary alone.
-    losses = {(c.model.shape.vocab_size, c.model.loss_backend, c.machine): c for c in configs}
+    # The kernel of the loss depends on the vocabulary and the z-loss alone.
+    losses = {
+        (c.model.shape.vocab_size, c.model.loss_backend, c.model.z_loss, c.machine): c
+        for c in configs
+    }
     checks += [(check_loss, c.model, c.machine) for c in losses.values()]
     if all(config.machine.device == "cpu" for config in configs):
         return [p for check in checks for p in problems_of(*check)]

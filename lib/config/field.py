@@ -31,7 +31,7 @@ def kconfig_field(
     high: float | None = None,
     identity: bool = True,
     form: bool = False,
-    off: SymbolValue | None = None,
+    off: SymbolValue | float | None = None,
     small: SmallRule | None = None,
 ) -> Any:
     """Return a dataclass field bound to the Kconfig symbol or choice ``name``.

@@ -144,6 +144,7 @@ def make_model_config(
     norm: str = "layernorm",
     sinks: tuple[str, ...] = (),
     untied_head: bool = False,
+    z_loss: float = 0.0,
     **overrides: Any,
 ) -> ModelConfig:
     """Build the configuration of a small GPT-2; ``overrides`` are fields of Shape and MlpConfig.
@@ -176,6 +177,7 @@ def make_model_config(
         MlpConfig(built, **mlp),
         grad_checkpointing,
         loss_backend="auto",
+        z_loss=z_loss,
         untied_head=untied_head,
         norm=NORMS.options(norm)(),
     )

@@ -1,6 +1,7 @@
 """Cross-entropy of the head, against torch's cross-entropy for every chunking."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -62,23 +63,38 @@ def data(dtype=torch.float64):
     return hidden, weight, targets
 
 
-def unpadded(hidden, weight, targets):
-    """Compute torch's loss over the unpadded vocabulary."""
-    return F.cross_entropy(hidden @ weight[:VOCAB].T, targets)
+def unpadded(hidden, weight, targets, z_loss=0.0):
+    """Compute torch's loss over the unpadded vocabulary, and the z-loss from its definition."""
+    logits = hidden @ weight[:VOCAB].T
+    log_z = logits[targets != IGNORE_INDEX].exp().sum(-1).log()
+    return F.cross_entropy(logits, targets) + z_loss * (log_z * log_z).mean()
 
 
-def test_loss_and_gradients_are_those_of_the_unpadded_vocabulary(loss):
+@pytest.mark.parametrize("z", [0.0, 0.3])
+def test_loss_and_gradients_are_those_of_the_unpadded_vocabulary(loss, z):
     hidden, weight, targets = data()
 
-    mine, its = loss(hidden, weight, targets, VOCAB), unpadded(hidden, weight, targets)
+    mine, its = loss(hidden, weight, targets, VOCAB, z_loss=z), unpadded(hidden, weight, targets, z)
     with torch.no_grad():
-        without = loss(hidden, weight, targets, VOCAB)
+        without = loss(hidden, weight, targets, VOCAB, z_loss=z)
 
     torch.testing.assert_close([mine.detach(), without], [its.detach()] * 2, rtol=1e-13, atol=0)
     grads, expected = (torch.autograd.grad(x * 0.25, (hidden, weight)) for x in (mine, its))
     torch.testing.assert_close(grads, expected, rtol=1e-12, atol=1e-16)
     assert not grads[1][VOCAB:].any()
     assert not grads[0][::5].any()
+
+
+@pytest.mark.parametrize("log_z", [0.0, -2.0, 60.0])
+def test_the_z_loss_shifts_the_logits_of_a_token_to_where_log_z_is_zero(loss, log_z):
+    """A shift of all logits changes no cross-entropy: its gradient is that of the z-loss, 2c log Z."""
+    weight, targets = torch.ones(VOCAB, 1).double(), torch.tensor([7])
+    # Equal logits x have the log Z of x + log V.
+    hidden = torch.tensor([[log_z - math.log(VOCAB)]], dtype=torch.float64).requires_grad_()
+    value = loss(hidden, weight, targets, VOCAB, z_loss=0.5)
+    assert value.item() == pytest.approx(math.log(VOCAB) + 0.5 * log_z**2)
+    (slope,) = torch.autograd.grad(value, hidden)
+    assert slope.item() == pytest.approx(log_z, abs=1e-12)
 
 
 def test_a_hopeless_token_costs_its_full_price(loss):
@@ -183,8 +199,8 @@ from triton.runtime.interpreter import InterpretedFunction
 from gpt2.loss import IGNORE_INDEX, _liger_loss, linear_cross_entropy
 
 found = {}
-for name, V in (("float32", 50), ("float16", 50)):
-    dtype = getattr(torch, name)
+for name, z in (("float32", 0.0), ("float32", 0.1), ("float16", 0.1)):
+    dtype, V = getattr(torch, name), 50
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(n, 16, generator=generator) * 0.5 for n in (37, V + 14))
     targets = torch.randint(0, V, (37,), generator=generator)
@@ -192,10 +208,10 @@ for name, V in (("float32", 50), ("float16", 50)):
     results = []
     for as_type in (torch.float64, dtype):
         leaves = [x.to(dtype).to(as_type).requires_grad_() for x in (hidden, weight)]
-        loss = linear_cross_entropy(*leaves, targets, V, fused=_liger_loss)
+        loss = linear_cross_entropy(*leaves, targets, V, fused=_liger_loss, z_loss=z)
         results.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
     errors = [float((a.double() - e).norm() / e.norm()) for e, a in zip(*results)]
-    found[name] = [*errors, bool(results[1][2][V:].any())]
+    found[f"{name} {z}"] = [*errors, bool(results[1][2][V:].any())]
 print(json.dumps(found))
 """
 
@@ -210,23 +226,23 @@ def test_liger_computes_the_loss_and_its_gradients():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert len(found) == 2
+    assert len(found) == 3
     for name, (*errors, padded) in found.items():
-        assert max(errors) <= (2e-6 if name == "float32" else 2e-3) and not padded, name
+        assert max(errors) <= (2e-6 if "float32" in name else 2e-3) and not padded, name
 
 
 def test_a_fused_loss_is_for_training_in_single_and_half_precision():
     called = []
 
-    def fused(hidden, weight, targets, vocab_size):
-        called.append(vocab_size)
+    def fused(hidden, weight, targets, vocab_size, z_loss):
+        called.append((vocab_size, z_loss))
         return hidden.sum() * 0
 
-    assert linear_cross_entropy(*data(torch.float32), VOCAB, fused=fused) == 0
+    assert linear_cross_entropy(*data(torch.float32), VOCAB, fused=fused, z_loss=0.2) == 0
     with torch.no_grad():
         linear_cross_entropy(*data(torch.float32), VOCAB, fused=fused)
     linear_cross_entropy(*data(torch.float64), VOCAB, fused=fused)
-    assert called == [VOCAB]
+    assert called == [(VOCAB, 0.2)]
 
 
 def test_the_kernel_is_refused_on_a_cpu_and_without_its_packages(monkeypatch):
@@ -262,12 +278,14 @@ def changed(loss, by):
     ids=["equal", "loss", "gradient", "race"],
 )
 def test_preflight_compares_the_kernel_with_torch(monkeypatch, request, change):
-    def fused(hidden, weight, targets, vocab_size):
-        result: Tensor = change(F.cross_entropy(hidden @ weight[:vocab_size].T, targets))
+    def fused(hidden, weight, targets, vocab_size, z_loss):
+        logits = hidden @ weight[:vocab_size].T
+        shift = z_loss * torch.logsumexp(logits, 1).square().mean()
+        result: Tensor = change(F.cross_entropy(logits, targets) + shift)
         return result
 
     monkeypatch.setattr(kernel_checks, "fused_loss", lambda *_: fused)
-    model = make_model_config()
+    model = make_model_config(z_loss=0.01)
     check_loss(model, replace(CPU, compile=True))
     if "equal" in request.node.name:
         check_loss(model, CPU)

@@ -10,7 +10,7 @@ from torch import Tensor
 from gpt2.loss import IGNORE_INDEX, LogitsChunks
 from gpt2.mlp.options import ACTIVATIONS
 from gpt2.model import GPT, Execution
-from gpt2.reference import reference_gpt
+from gpt2.reference import reference_gpt, reference_loss
 from gpt2.weights.convert import to_hf
 from gpt2.weights.hf import HEAD_NAME, PREFIX, config_json, convert_layout, their_name
 from lib.optim.optimizers import parameter_groups
@@ -245,6 +245,23 @@ def test_token_losses_are_the_terms_of_the_loss():
     assert torch.equal(correct_BT, best_BT == targets_BT)
 
 
+@pytest.mark.parametrize("execution", [Execution(), CHUNKED], ids=["plain", "chunked"])
+def test_the_z_loss_is_trained_and_not_evaluated(execution):
+    config = make_model_config(z_loss=0.2, untied_head=True)
+    model = drawn(config)
+    model.set_execution(execution)
+    idx_BT = tokens(config, length=16)
+    targets_BT = shifted(idx_BT)
+    logits_BTV, losses_BT = model(idx_BT), model.token_losses(idx_BT, targets_BT).loss
+
+    expected = F.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), idx_BT[:, 1:].flatten())
+    torch.testing.assert_close(losses_BT.sum() / 30, expected)
+    z = logits_BTV[:, :-1].exp().sum(-1).log().square().mean()
+    trained = model(idx_BT, targets_BT)
+    torch.testing.assert_close(trained, expected + 0.2 * z)
+    torch.testing.assert_close(trained, reference_loss(logits_BTV, targets_BT, 0.2))
+
+
 def test_a_sequence_beyond_the_context_is_refused():
     config = make_model_config()
 
@@ -376,8 +393,9 @@ def test_gates_are_not_prunable():
         {"projection": "latent"},
         {"projection": "grouped", "pattern": "sliding", "positions": "rope"},
         {"mechanisms": (GATE, COUPLING), "projection": "latent"},
+        {"norm": "rmsnorm", "untied_head": True, "activation": "swiglu", "z_loss": 0.1},
     ],
-    ids=["plain", "latent", "grouped sliding rope", "gates"],
+    ids=["plain", "latent", "grouped sliding rope", "gates", "other parts"],
 )
 def test_plain_attention_is_one_graph_to_the_compiler(given):
     """Of a step of training, with dropout; mechanisms of attention: the Triton kernels' tests."""
