@@ -1,10 +1,10 @@
 """Measurements of the Triton kernels of attention in Triton's interpreter.
 
     TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted compositions TYPE [NAME]...
-    TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted quick|ties|tiles|compiled
+    TRITON_INTERPRET=1 python -m tests.gpt2.attention.interpreted quick|compiled
 
 Prints a JSON object. compositions: name → errors of values and gradients relative to the norm,
-against the row engine in float64. tiles: the same in fp32, with the tiles of a GPU.
+against the row engine in float64.
 """
 
 import json
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from gpt2.attention import tile_sizes
-from gpt2.attention import triton as tiles
 from gpt2.attention.attention import attend_rows, attend_tiles, build
 from gpt2.attention.components import Window
 from gpt2.attention.exposed import AttentionWeightsTap
@@ -32,12 +31,11 @@ from gpt2.attention.projections import QKV
 from gpt2.attention.rows import AttentionPlan
 from gpt2.check.subject import fill_parameters
 from gpt2.model import GPT
-from gpt2.running.kernel_checks import check_attention, relative_errors
+from gpt2.running.kernel_checks import attention_pass, relative_errors
 from gpt2.shape import ModelShape
-from lib.errors import PreflightError
-from tests.gpt2.attention import ahead
-from tests.gpt2.attention.test_forms import CPU
 from tests.gpt2.builders import EVERYTHING, make_model_config
+
+GPU_TILES = tile_sizes.TILES
 
 
 @dataclass(frozen=True)
@@ -53,10 +51,12 @@ class Composition:
     gate: tuple[str, str] | None = None
     top: int = 3
     reader: str = ""
-    detach: bool = False
     batch: int = 1
-    tile: tuple[int, int] = (16, 16)
+    # () selects the tile of a GPU.
+    tile: tuple[int, ...] = (16, 16)
     sink: bool = False
+    # Every other token has one of two keys, so that weights tie.
+    tied: bool = False
 
     def plan(self, dtype: torch.dtype) -> AttentionPlan:
         """Build the components with parameters of ``dtype``."""
@@ -71,7 +71,7 @@ class Composition:
             flags = dict(head_average=self.batch > 1, detach_stats=False)
             gates = [build(shape, RaCrossTokenOptions(*self.gate, **chosen, **flags)).to(dtype)]
         if self.reader:
-            request = AttentionWeightsOptions(self.reader, 3, 0.5, self.detach)  # type: ignore[arg-type]
+            request = AttentionWeightsOptions(self.reader, 3, 0.5, detach=False)  # type: ignore[arg-type]
             reader = AttentionWeightsTap(request, pattern)
         sink = build(shape, AttentionSinkOptions()).to(dtype) if self.sink else None
         if sink:
@@ -86,34 +86,30 @@ class Composition:
             (self.batch, count, self.length, self.width)
             for count in (self.heads[0], *self.heads[1:] * 2)
         ]
-        return [torch.randn(size, generator=generator).to(dtype) for size in sizes]
+        q, k, v = (torch.randn(size, generator=generator).to(dtype) for size in sizes)
+        if self.tied:
+            k[:, :, ::2] = k[:, :, :2].repeat_interleave(self.length // 4, 2)
+        return [q, k, v]
 
 
-def run(kernel: Any, plan: AttentionPlan, qkv: list[Tensor]) -> list[Tensor]:
-    """Return head outputs, statistics and weights, and all gradients of a random combination."""
-    leaves = [x.clone().requires_grad_() for x in qkv]
-    result = kernel(QKV(*leaves), plan)
-    weights = [] if result.weights_BTS is None else [result.weights_BTS]
-    outputs = [result.context_BNTH, *result.statistics_BNT, *weights]
-    grads = random_like(outputs)
-    pairs = [(x, g) for x, g in zip(outputs, grads, strict=True) if x.requires_grad]
-    leaves += plan.inputs()
-    given = [x for x, _ in pairs], leaves, [g for _, g in pairs]
-    return [x.detach() for x in (*outputs, *torch.autograd.grad(*given))]
+def use_tile(*sides: int) -> None:
+    """Compute with tiles of so many rows and columns from now on."""
+    tile_sizes.TILES = dict.fromkeys(GPU_TILES, (*sides, 4, 2)) if sides else GPU_TILES
 
 
-def random_like(tensors: list[Tensor]) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(x.shape, generator=generator).to(x.dtype) for x in tensors]
+def computed(kernel: Any, plan: AttentionPlan, qkv: list[Tensor]) -> list[Tensor]:
+    """Return outputs and gradients."""
+    outputs, gradients = attention_pass(kernel, plan, qkv)
+    return [*outputs, *gradients]
 
 
 def errors(case: Composition, dtype: torch.dtype) -> list[float]:
     """Return the error of every output and gradient."""
-    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (*case.tile, 4, 2))
+    use_tile(*case.tile)
     qkv = case.inputs(dtype)
-    actual = run(attend_tiles, case.plan(torch.float32), qkv)
-    expected = run(attend_rows, case.plan(torch.float64), [x.double() for x in qkv])
-    return relative_errors(actual, expected)
+    actual = computed(attend_tiles, case.plan(torch.float32), qkv)
+    exact = [x.double() for x in qkv]
+    return relative_errors(actual, computed(attend_rows, case.plan(torch.float64), exact))
 
 
 GATES = [(m, apply) for m in ("topk", "max", "entropy", "rms") for apply in ("output", "weights")]
@@ -137,35 +133,28 @@ COMPOSITIONS = {
     "sink, read": Composition(sink=True, reader="topk", band=5),
     **{f"sink, {'-'.join(each)}": Composition(sink=True, band=5, gate=each) for each in GATES},
     "read none": Composition(reader="none", heads=(2, 1), length=20),
-    "read detached": Composition(reader="topk", detach=True, length=20),
     "all": Composition(
         21, (2, 1), band=5, learnable=True, gate=("topk", "weights"), reader="topk", tile=(32, 16)
     ),
     "width 128": Composition(40, (1, 1), 128, band=9, gate=("topk", "output"), tile=(32, 32)),
+    "ties, topk": Composition(length=40, gate=("topk", "output"), tied=True),
+    "ties, max": Composition(length=40, gate=("max", "output"), tied=True),
+    # Ends within a tile.
+    "GPU, ra": Composition(140, width=64, band=64, tile=()),
+    "GPU, sink": Composition(140, width=64, sink=True, tile=()),
+    **{
+        f"GPU, all, {apply}, {width}": Composition(
+            140, width=width, band=64, gate=("topk", apply), top=8, reader="none", tile=()
+        )
+        for apply, width in (("output", 64), ("weights", 64), ("output", 128))
+    },
 }
-
-
-def equal_scores() -> dict[str, Any]:
-    """Return errors of a row statistic if keys are equal, so that weights tie."""
-    case = Composition(length=40, band=7, top=3, gate=("topk", "output"))
-    found = {}
-    for mode in ("topk", "max"):
-        tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (16, 16, 4, 2))
-        tied = replace(case, gate=(mode, "output"), band=-1)
-        qkv = tied.inputs(torch.float32)
-        # Every other token has one of two keys.
-        qkv[1][:, :, ::2] = qkv[1][:, :, :2].repeat_interleave(10, 2)
-        exact = [x.double() for x in qkv]
-        actual = run(attend_tiles, tied.plan(torch.float32), qkv)
-        found[mode] = relative_errors(actual, run(attend_rows, tied.plan(torch.float64), exact))
-    return found
 
 
 def dropout() -> dict[str, Any]:
     """Recover the mask from a pass with an identity as values, and compare with autograd."""
     rate, length, width = 0.3, 24, 32
     case = Composition(length, (2, 2), width, band=7, gate=("rms", "output"), batch=2)
-    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (*case.tile, 4, 2))
     plan = replace(case.plan(torch.float32), dropout=rate)
     q, k, v = case.inputs(torch.float32)
     identity = torch.eye(length, width).expand_as(v)
@@ -178,45 +167,29 @@ def dropout() -> dict[str, Any]:
         return context[..., :length].detach()
 
     # By another tile, the same words.
+    use_tile(16, 32)
+    other_tile = weights(3) > 0
+    use_tile(16, 16)
     first = weights(3)
-    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (16, 32, 4, 2))
-    again = weights(3)
     kept = first > 0
     seen = torch.ones(length, length, dtype=torch.bool).tril()
-    others = [weights(4) > 0, weights(3, layer=1) > 0]
-    heads = [kept[0, 1], kept[1, 0], kept[1, 1]]
+    pairs = [(weights(4) > 0, kept), (weights(3, layer=1) > 0, kept)]
+    pairs += [(each, kept[0, 0]) for each in (kept[0, 1], kept[1, 0], kept[1, 1])]
     torch.manual_seed(3)
-    actual = run(attend_tiles, plan, [q, k, v])
-
+    actual = computed(attend_tiles, plan, [q, k, v])
     # The row engine with this mask.
     exact = replace(case.plan(torch.float64), dropout=rate)
     with patch.object(AttentionPlan, "drop", lambda *given: kept.double() / (1 - rate)):
-        expected = run(attend_rows, exact, [q.double(), k.double(), v.double()])
+        expected = computed(attend_rows, exact, [q.double(), k.double(), v.double()])
     return {
         "share": float(kept[..., seen].double().mean()),
         "pairs": int(seen.sum()) * 4,
-        "same": torch.equal(kept, again > 0),
+        "same": torch.equal(kept, other_tile),
         "hidden": bool((first[..., ~seen] != 0).any()),
         # Shares of pairs on which another seed, layer, head or sequence agrees.
-        "agreement": [float((each == kept)[..., seen].double().mean()) for each in others]
-        + [float((each == kept[0, 0])[seen].double().mean()) for each in heads],
+        "agreement": [float((a == b)[..., seen].double().mean()) for a, b in pairs],
         "errors": relative_errors(actual, expected),
     }
-
-
-def preflight() -> dict[str, Any]:
-    """Check kernels as preflight does: first as they are, then with a wrong scale of the scores."""
-    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (16, 16, 4, 2))
-    sizes = {"n_head": 1, "n_embd": 16, "block_size": 20}
-    model = make_model_config(terms=("reciprocal",), **sizes, attention_backend="triton")
-    check_attention(model, CPU)
-    refused = []
-    tiles.LOG2_E *= 1.001
-    try:
-        check_attention(model, CPU)
-    except PreflightError as error:
-        refused += error.codes
-    return {"refused": refused}
 
 
 COMPILED: dict[str, dict[str, Any]] = {
@@ -239,7 +212,7 @@ COMPILED: dict[str, dict[str, Any]] = {
 
 def compiled() -> dict[str, Any]:
     """Return whether compilation, without a graph break, changes loss or gradients."""
-    tile_sizes.TILES = dict.fromkeys(tile_sizes.TILES, (16, 16, 4, 2))
+    use_tile(16, 16)
     found = {}
     for name, given in COMPILED.items():
         sizes = {"n_head": 2, "n_embd": 32, "block_size": 20}
@@ -274,33 +247,18 @@ def largest() -> dict[str, Any]:
 def quick() -> dict[str, Any]:
     """Return the measurements of every test run."""
     few = ("sliding within the band", "all", "sink, entropy-weights")
-    return {
-        "compositions": {name: errors(COMPOSITIONS[name], torch.float32) for name in few},
-        "dropout": dropout(),
-        "largest": largest(),
-        # Last: it changes the scale of the scores.
-        "preflight": preflight(),
-    }
+    found = {name: errors(COMPOSITIONS[name], torch.float32) for name in few}
+    return {"compositions": found, "dropout": dropout(), "largest": largest()}
 
 
 def main() -> None:
     torch.set_num_threads(1)
     subject, *args = sys.argv[1:]
     if subject == "compositions":
-        dtype, *names = args
-        chosen = {name: COMPOSITIONS[name] for name in names or COMPOSITIONS}
-        found = {name: errors(case, getattr(torch, dtype)) for name, case in chosen.items()}
-    elif subject == "tiles":
-        found = {
-            f"{name}, {width}": list(ahead.tile_errors((name, width), "fp32").values())
-            for name, width in ahead.TILE_CASES
-        }
+        dtype = getattr(torch, args[0])
+        found = {name: errors(COMPOSITIONS[name], dtype) for name in args[1:] or COMPOSITIONS}
     else:
-        found = {
-            "quick": quick,
-            "ties": equal_scores,
-            "compiled": compiled,
-        }[subject]()
+        found = {"quick": quick, "compiled": compiled}[subject]()
     print(json.dumps(found))
 
 

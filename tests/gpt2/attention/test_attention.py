@@ -25,9 +25,15 @@ PROJECTION = {
 PATTERN = {"full": FullOptions(), "sliding": SlidingOptions(window=11)}
 
 
-@pytest.mark.parametrize("projection", PROJECTION)
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("learnable", [True, False])
+@pytest.mark.parametrize(
+    ("projection", "bias", "learnable"),
+    [
+        ("dense", True, True),
+        ("grouped", False, False),
+        ("latent", True, False),
+        ("latent_shared", False, True),
+    ],
+)
 def test_declared_parameters_are_built(build, gate, projection, bias, learnable):
     parts = dict(terms=(ReciprocalOptions(0.3, 9, learnable),), gates=(gate(),))
     case = build(8, projection=PROJECTION[projection], bias=bias, n_embd=48, **parts)

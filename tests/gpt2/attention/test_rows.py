@@ -1,9 +1,8 @@
-"""Row engine: memory, dropout, low precision, ties, and fake tensors."""
+"""Row engine: memory, dropout, ties, extreme scores and chunks."""
 
 import numpy as np
 import pytest
 import torch
-from torch import library as torch_library
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
@@ -36,8 +35,10 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("mode", ["topk", "max", "entropy", "rms"])
-@pytest.mark.parametrize("apply", ["output", "weights"])
+@pytest.mark.parametrize(
+    ("mode", "apply"),
+    [("topk", "weights"), ("max", "output"), ("entropy", "weights"), ("rms", "output")],
+)
 def test_no_tensor_of_all_pairs(build, gate, mode, apply):
     length, heads, batch, rows = 256, 4, 4, 64
     case = build(length, terms=(TERM,), gates=(gate(mode, apply),), request=REQUEST, batch=batch)
@@ -64,21 +65,6 @@ def test_saves_inputs_and_a_few_numbers_per_row(build, gate, apply):
     assert sum(saved.values()) <= 3 * case.x_BTC.nbytes + per_row
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("apply", ["output", "weights"])
-def test_dropout_in_backward_is_that_of_forward(build, gate, thin_chunks, apply):
-    parts = dict(terms=(TERM,), gates=(gate("rms", apply),))
-    request = AttentionWeightsOptions("none", topk=0, tau=0.0, detach=False)
-    case = build(13, batch=1, n_head=2, n_embd=4, dropout=0.4, request=request, **parts)
-
-    def run(x_BTC):
-        torch.manual_seed(7)
-        out_BTC, view = case.module(x_BTC, case.state)
-        return out_BTC, view.weights_BTS
-
-    torch.autograd.gradcheck(run, (case.x_BTC,))
-
-
 def test_dropout_goes_on_from_the_global_generator(build):
     case = build(40, dropout=0.5, terms=(TERM,))
     torch.manual_seed(3)
@@ -90,54 +76,22 @@ def test_dropout_goes_on_from_the_global_generator(build):
     assert not torch.equal(second, third)
 
 
-def test_dropout_acts_on_what_multiplies_v_alone(build, gate):
-    parts = dict(gates=(gate("entropy", "weights"),), request=REQUEST)
-    case = build(40, dropout=0.5, **parts)
-    dropped, whole = case.module(case.x_BTC, case.state), case.module.eval()(case.x_BTC, case.state)
-    assert torch.equal(dropped[1].weights_BTS, whole[1].weights_BTS)
-    assert not torch.equal(dropped[0], whole[0])
-
-
-def test_autocast_multiplies_in_bf16_and_reads_rows_in_fp32(build, gate, monkeypatch):
-    parts = dict(terms=(TERM,), gates=(gate("entropy"),), request=REQUEST)
-    case = build(65, dtype=torch.float32, n_embd=64, **parts)
-    with torch.no_grad():
-        for parameter in case.module.c_attn.parameters():
-            parameter.mul_(0.2)
-    out, _ = case()
-    exact = case.gradients((out, None))
-    seen = []
-    gate = case.module.gates["ra_cross_token"]
-    read = gate.statistic
-    monkeypatch.setattr(gate, "statistic", lambda *rows: seen.append(rows[0]) or read(*rows))
-    with torch.autocast("cpu", torch.bfloat16):
-        low, view = case.module(case.x_BTC, case.state)
-    assert low.dtype == view.weights_BTS.dtype == torch.bfloat16
-    assert {weights.dtype for weights in seen} == {torch.float32}
-    assert (low - out).abs().max() < 0.05 * out.abs().max()
-    for found, expected in zip(case.gradients((low, None)), exact, strict=True):
-        assert found.dtype == torch.float32
-        assert (found - expected).norm() < 0.05 * expected.norm()
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_runs_on_shapes_alone(gate, build, dropout):
+def test_runs_on_shapes_alone(gate, build):
     parts = dict(terms=(TERM,), gates=(gate("topk", "weights"),), request=REQUEST)
     with FakeTensorMode():
-        case = build(65, pattern=SlidingOptions(20), dropout=dropout, dtype=torch.float32, **parts)
+        case = build(65, pattern=SlidingOptions(20), dropout=0.1, dtype=torch.float32, **parts)
         assert [g.shape for g in case.gradients(case())] == [
             t.shape for t in case.leaves().values()
         ]
 
 
-@pytest.mark.parametrize("width", [1, 5, 9, SORT_WIDTH - 1, SORT_WIDTH + 1, 3 * SORT_WIDTH + 7])
+@pytest.mark.parametrize("width", [1, 9, SORT_WIDTH - 1, SORT_WIDTH + 1, 3 * SORT_WIDTH + 7])
 @pytest.mark.parametrize("k", [1, 8, 200])
 def test_largest_are_those_of_a_sort(width, k):
     weights = torch.from_numpy(np.random.default_rng(0).random((2, 3, width)).round(2))
-    expected = weights.sort(-1, descending=True).values[..., :k]
     found = topk_values(weights, k).sort(-1, descending=True).values
-    assert torch.equal(found, expected)
-    torch_library.opcheck(topk_values, (weights, k), test_utils=("test_schema", "test_faketensor"))
+    assert torch.equal(found, weights.sort(-1, descending=True).values[..., :k])
+    assert topk_values(weights.to("meta"), k).shape == found.shape
 
 
 def test_equal_weights_count_once_each_and_share_the_slope(build, gate):
