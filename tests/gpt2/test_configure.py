@@ -51,11 +51,6 @@ def test_defconfig_then_constants(run, place):
     assert ", 2 new or changed" in run("defconfig", "gpt2-ratio-ablation+cpu")
 
 
-def test_a_setting_hides_a_line_of_the_defconfig(run):
-    log = run("defconfig", "gpt2-quickstart", "--set", "SINGLE_TRAINING=y")
-    assert "has no effect with the settings on top: ABLATION_STUDY_QUICKSTART=y: needs" in log
-
-
 def test_a_bad_value_leaves_the_configuration_alone(run, place):
     run("defconfig", "gpt2-quickstart")
     before = files(place)
@@ -90,18 +85,18 @@ def test_olddefconfig_updates_what_constants_refuse(run, place):
     assert "new symbol, at the default: SEED\n" in run("constants")
 
 
-def test_olddefconfig_without_a_config_takes_the_defaults(run, place):
+def test_savedefconfig_returns_the_lines_of_the_defconfig(run, place):
+    # Without a configuration, olddefconfig takes the defaults.
     run("olddefconfig")
     run("constants")
     assert read_constants(place)["N_LAYER"] == 12
-
-
-def test_savedefconfig_returns_the_lines_of_the_defconfig(run, place):
     run("defconfig", "gpt2-quickstart")
     run("savedefconfig")
     source = (ROOT / "defconfigs/gpt2-quickstart").read_text().splitlines()
     saved = (place.build / "defconfig").read_text().splitlines()
     assert sorted(saved) == sorted(line for line in source if line.startswith("CONFIG"))
+    log = run("defconfig", "gpt2-quickstart", "--set", "SINGLE_TRAINING=y")
+    assert "has no effect with the settings on top: ABLATION_STUDY_QUICKSTART=y: needs" in log
 
 
 def test_list_defconfigs(run, monkeypatch):
@@ -149,12 +144,9 @@ def test_menuconfig_saves_a_change_with_its_origin(run, place):
     assert place.config.with_name(".config.old").read_bytes() == before
 
 
-def test_menuconfig_needs_a_terminal(place):
+def test_menuconfig_needs_a_terminal_and_an_edit_that_keeps_the_rules(run, place, monkeypatch):
     assert error_of(call, "menuconfig", ["-O", str(place.build)]).codes == ["usage.no-terminal"]
     assert not files(place)
-
-
-def test_a_rule_that_an_edit_breaks_is_an_error(run, place, monkeypatch):
     run("defconfig", "gpt2-quickstart")
     text = place.config.read_text().replace("CONFIG_GLOBAL_BATCH=", "CONFIG_GLOBAL_BATCH=9")
     monkeypatch.setattr(configure, "_edit", lambda tree, path: path.write_text(text))

@@ -29,7 +29,7 @@ def test_the_data_folder_may_be_in_the_home_folder(config, tmp_path, monkeypatch
     assert data_folder(config(), tmp_path / "build") == tmp_path / "build/data"
 
 
-def test_a_flipped_byte(folder, config, tmp_path, refused):
+def test_a_flipped_byte_and_a_changed_manifest(folder, config, tmp_path, refused):
     for name in ("train-00000.bin", "train-documents.jsonl", "val-00000.bin"):
         before = (folder / name).read_bytes()
         content = bytearray(before)
@@ -39,6 +39,13 @@ def test_a_flipped_byte(folder, config, tmp_path, refused):
         assert problem.where == str(folder / name) and "SHA-256" in problem.what
         assert f"rm -r {folder} && make data" in problem.next
         (folder / name).write_bytes(before)
+    path = folder / "dataset.json"
+    manifest = json.loads(path.read_text())
+    manifest["unigram_entropy_nats"] += 0.5
+    for content, is_sealed in ((json.dumps(manifest), True), ("{", False)):
+        path.write_text(content)
+        problem = refused("data.damaged", open_dataset, config(), tmp_path)
+        assert ("seal" in problem.what) == is_sealed
 
 
 @pytest.mark.parametrize("checked", [open_dataset, prepare_dataset])
@@ -57,16 +64,6 @@ def test_truncated_missing_and_added_files_are_listed_together(checked, folder, 
     problems = caught.value.problems
     assert [problem.where for problem in problems] == [str(folder / name) for name in names]
     assert f"expected {size} bytes, got {size - 2}" in problems[1].what
-
-
-def test_every_byte_of_the_manifest_counts(folder, config, tmp_path, refused):
-    path = folder / "dataset.json"
-    manifest = json.loads(path.read_text())
-    manifest["unigram_entropy_nats"] += 0.5
-    for content, is_sealed in ((json.dumps(manifest), True), ("{", False)):
-        path.write_text(content)
-        problem = refused("data.damaged", open_dataset, config(), tmp_path)
-        assert ("seal" in problem.what) == is_sealed
 
 
 def test_windows_cross_shards_in_another_process_too(prepared, folder, monkeypatch):

@@ -17,41 +17,33 @@ from gpt2.data.prepare import prepare_dataset
 HUB = {"dataset_path": "", "dataset_subset": "sample-10BT", "dataset_revision": "main"}
 
 
-def test_every_page_is_complete_and_in_order(streamed, pages, tmp_path, capsys):
+def test_every_page_is_complete_and_the_budget_ends_with_one(streamed, pages, tmp_path, capsys):
     prepare_dataset(streamed(), tmp_path)
     assert "DATASET_TOKENS" in capsys.readouterr().err
-    dataset = open_dataset(streamed(), tmp_path)
-    texts = dict(pages)
-    order = [page for page, _ in pages]
-    for split in (dataset.train, dataset.val):
+    whole = open_dataset(streamed(), tmp_path)
+    texts, order, side = dict(pages), [page for page, _ in pages], {}
+    for split in (whole.train, whole.val):
         ids = [d.id for d in split.documents]
         assert ids == sorted(ids, key=order.index)
+        side |= dict.fromkeys(ids, split.name)
         for d in split.documents:
             assert split.window(d.offset, d.length).tolist() == [*texts[d.id].encode(), 256]
-    assert len(dataset.train.documents) + len(dataset.val.documents) == len(pages)
-    side = {d.id: s.name for s in (dataset.train, dataset.val) for d in s.documents}
-    # The duplicate page.
-    assert side[order[8]] == side[order[71]]
-    (source,) = dataset.manifest["sources"]
+    # All, and the duplicate page on the side of the first.
+    assert side.keys() == texts.keys() and side[order[8]] == side[order[71]]
+    (source,) = whole.manifest["sources"]
     names = [f"{name}.parquet" for name in ("000_00000", "000_00001", "CC/000_00000")]
     assert [f["name"] for f in source["files"]] == names
     assert source["licence"].startswith("ODC-By")
-
-
-def test_the_budget_ends_with_the_document_that_fills_it(streamed, pages, tmp_path):
-    prepare_dataset(streamed(), tmp_path)
-    whole = open_dataset(streamed(), tmp_path)
-    spans = whole.train.documents
     # One token into the twentieth document.
+    spans = whole.train.documents
     budget = spans[19].offset + 1
     prepare_dataset(streamed(dataset_tokens=budget), tmp_path)
     part = open_dataset(streamed(dataset_tokens=budget), tmp_path)
-    assert [d.id for d in part.train.documents] == [d.id for d in spans[:20]]
+    assert part.train.documents == spans[:20]
     assert part.train.n_tokens == spans[19].offset + spans[19].length
     # Held-out documents come from the same pages.
-    last = int(spans[19].id[-9:-1])
-    ids = [d.id for d in whole.val.documents if int(d.id[-9:-1]) < last]
-    assert [d.id for d in part.val.documents] == ids
+    last = order.index(spans[19].id)
+    assert part.val.documents == [d for d in whole.val.documents if order.index(d.id) < last]
 
 
 def stop_at(monkeypatch, number):

@@ -31,36 +31,27 @@ def share(text):
     return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) / 2**64
 
 
-def test_the_hash_of_the_text_decides_and_a_new_document_moves_no_other(config, texts, tmp_path):
+def test_the_hash_of_the_text_decides_and_disjointness_is_recorded(config, texts, tmp_path):
     before = sides(config(), tmp_path)
     expected = {name: "val" if share(text) < 0.3 else "train" for name, text in texts.items()}
     assert before == expected and set(before.values()) == {"train", "val"}
+    # A new document moves no other, and the same text under another name is on the same side.
     (tmp_path / "texts" / "000.txt").write_text("A new document.")
-    # The same text under another name must be in the same split.
     (tmp_path / "texts" / "copy.txt").write_text(texts["03.txt"], encoding="utf-8")
-    after = sides(config(), tmp_path)
-    assert {name: after[name] for name in before} == before
-    assert after["copy.txt"] == before["03.txt"]
-
-
-def test_disjointness_is_recorded(config, texts, tmp_path):
-    (tmp_path / "texts" / "copy.txt").write_text(texts["01.txt"], encoding="utf-8")
     found = sides(config(), tmp_path)
+    assert {name: found[name] for name in before} == before and found["copy.txt"] == found["03.txt"]
     manifest = open_dataset(config(), tmp_path).manifest
-    lists = {}
+    counts, proof, lists = manifest["splits"], manifest["split"]["proof"], {}
     for name in ("train", "val"):
         of_side = [(tmp_path / "texts" / d).read_bytes() for d, s in found.items() if s == name]
         digests = {hashlib.sha256(text).hexdigest() for text in of_side}
         lists[name] = hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
-        assert manifest["splits"][name]["documents_sha256"] == lists[name]
-    proof = manifest["split"]["proof"]
+        assert counts[name]["documents_sha256"] == lists[name]
+        assert proof["documents"][name] == counts[name]["documents"] == len(of_side)
+        assert counts[name]["distinct_documents"] == len(digests)
     assert (proof["unit"], proof["overlap"]) == ("document", 0)
     sides_of_it = f"train:{lists['train']}\nval:{lists['val']}".encode()
     assert proof["digest"] == hashlib.sha256(sides_of_it).hexdigest()
-    counts = {name: manifest["splits"][name] for name in ("train", "val")}
-    assert proof["documents"] == {name: c["documents"] for name, c in counts.items()}
-    assert sum(c["documents"] for c in counts.values()) == 13
-    assert sum(c["distinct_documents"] for c in counts.values()) == 12
 
 
 def write(folder, count):
@@ -102,11 +93,12 @@ def test_documents_that_leave_a_side_empty_are_cut(config, tmp_path):
 
 def test_a_long_text_is_held_out_in_several_places(config, tmp_path):
     (tmp_path / "texts").write_text("".join(f"line {i}\n" for i in range(60_000)))
-    split_of(config(val_fraction=0.1), tmp_path)
-    opened = open_dataset(config(val_fraction=0.1), tmp_path)
+    settings = config(val_fraction=0.1)
+    prepare_dataset(settings, tmp_path)
+    opened = open_dataset(settings, tmp_path)
     assert len(opened.train.documents) == len(opened.val.documents) == 3
-    held_out = opened.val.n_tokens / (opened.val.n_tokens + opened.train.n_tokens)
-    assert held_out == pytest.approx(0.1, abs=0.001)
+    whole = opened.val.n_tokens + opened.train.n_tokens
+    assert opened.val.n_tokens / whole == pytest.approx(0.1, abs=0.001)
 
 
 @settings(max_examples=50)

@@ -198,17 +198,17 @@ def test_auto_plans_the_first_look_for_every_step(planned):
 @pytest.mark.parametrize("aa", [False, True])
 def test_auto_plans_only_the_steps_of_open_comparisons_after_a_look(planned, aa):
     """And the baseline, and the A/A step if there is one."""
-    settings = AUTO | {"VERDICT_AA": aa}
+    settings = AUTO | {"VERDICT_AA": aa, "VERDICT_AGAINST_PARENT": True}
     plan = planned(seeds="auto", **settings)
     slugs = [v.slug for v in plan.variants]
     chained, parent = slugs[3], plan.variants[3].parent
-    looked(plan, chained)
+    looked(plan, chained, 1.0)
     plan = planned(seeds="auto", **settings)
     assert trained(plan)[3] == slugs and ("baseline-aa" in slugs) == aa
     expected = [v for v in slugs if v in {"baseline", parent, chained, "baseline-aa"}]
     assert trained(plan)[4] == trained(plan)[5] == expected and len(trained(plan)) == 5
     assert plan.auto.number == 2 and plan.auto.most_later_runs == 3 * len(expected)
-    looked(plan, chained)
+    looked(plan, chained, 1.0)
     plan = planned(seeds="auto", **settings)
     assert plan.auto.looks == () and len(trained(plan)) == 5 and trained(plan)[5] == expected
     assert "no look left after 5 seeds" in view.plan_text(plan, view.look(plan))

@@ -63,7 +63,7 @@ def test_a_declared_size_states_the_seeds_that_it_needs(planned):
     assert none["needs"] == {"VERDICT_EFFECT": None} and "more than 60 seeds" in power_text(none)
 
 
-def test_finished_baseline_seeds_are_a_pilot(planned):
+def test_finished_baseline_seeds_are_a_pilot_and_finished_comparisons_the_best_estimate(planned):
     """The runs of SEEDS=1-5 STEPS=0 are the baseline of the study."""
     pilot, study = planned(steps="0"), planned(VERDICT_NOISE="0.5")
     baseline = [run.path for run in study.runs if not run.variant.parent]
@@ -73,19 +73,13 @@ def test_finished_baseline_seeds_are_a_pilot(planned):
     noise = study_power(study)["noise"]
     expected = statistics.stdev(losses) * math.sqrt(2) * pilot_factor(4)
     assert noise["sd"] == pytest.approx(expected) and "4 baseline seeds" in noise["source"]
-
-
-def test_finished_comparisons_are_the_best_estimate(planned):
-    plan = planned()
-    base = [3.301, 3.299, 3.3005, 3.3021]
     gaps = {"golden": [0.003, -0.003, 0.0], "ra": [0.004, 0.0, -0.004, 0.0]}
-    finish(plan, base)
     for slug, differences in gaps.items():
-        finish(plan, [b + d for b, d in zip(base, differences, strict=False)], slug)
+        finish(study, [b + d for b, d in zip(losses, differences, strict=False)], slug)
     # Two seeds say nothing, and a run that has learned nothing is no noise.
-    finish(plan, [3.2, 3.9], "mla")
-    finish(plan, [3.2, 3.3, 9.0], "full")
-    noise = study_power(plan)["noise"]
+    finish(study, [3.2, 3.9], "mla")
+    finish(study, [3.2, 3.3, 9.0], "full")
+    noise = study_power(study)["noise"]
     variances = [statistics.variance(each) for each in gaps.values()]
     assert noise["sd"] == pytest.approx(math.sqrt(sum(variances) / 2))
     assert "2 comparisons" in noise["source"]

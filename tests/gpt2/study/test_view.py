@@ -28,7 +28,7 @@ STUDY = {"RA_MLA_ABLATION_MODE": True}
 ON_GPU = {"DEVICE_CUDA": True, "DEVICE_CPU": None}
 
 
-def test_costs_are_those_of_the_configuration(planned):
+def test_costs_are_those_of_the_configuration_and_fit_the_columns_of_a_terminal(planned):
     plan = planned(**STUDY)
     rows = view.look(plan)
     baseline, gate = rows[0], rows[3]
@@ -37,6 +37,12 @@ def test_costs_are_those_of_the_configuration(planned):
     assert (baseline["ratio"], baseline["widths"]) == ("2.000", "M 512")
     assert gate["widths"] == "M 544/640 attn_gate 45/-"
     assert gate["delta"] == "golden + MLP_ATTN_GATE MLP_SHARE=0.15"
+    for width in (80, 132):
+        lines = view.plan_text(plan, rows, width).splitlines()
+        # A path is not broken.
+        assert [line for line in lines if len(line) > width and "/" not in line.strip()[1:]] == []
+        assert "title" in lines[0] and ("FLOP/token" in lines[0]) == (width == 132)
+    assert "delta" in view.plan_text(plan, rows).splitlines()[0]
 
 
 @pytest.mark.parametrize(
@@ -47,17 +53,6 @@ def test_evaluations_are_the_periodic_ones_and_the_final_one(
 ):
     (run,) = planned(EVAL_INTERVAL=interval, MAX_ITERS=iterations).runs
     assert evaluations(run.config) == expected
-
-
-def test_a_plan_fits_the_columns_of_a_terminal(planned):
-    plan = planned(**STUDY)
-    rows = view.look(plan)
-    for width in (80, 132):
-        lines = view.plan_text(plan, rows, width).splitlines()
-        # A path is not broken.
-        assert [line for line in lines if len(line) > width and "/" not in line.strip()[1:]] == []
-        assert "title" in lines[0] and ("FLOP/token" in lines[0]) == (width == 132)
-    assert "delta" in view.plan_text(plan, rows).splitlines()[0]
 
 
 def test_time_is_measured_where_done_and_scaled_by_cost_elsewhere(planned):
