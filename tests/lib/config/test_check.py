@@ -26,11 +26,9 @@ INVALID = [
     ("CONFIG_N_KV_HEAD=13", "out-of-range", ["N_KV_HEAD=13: ", "1 to N_HEAD (12)"]),
     ("CONFIG_N_LAYER=y", "wrong-type", ["N_LAYER=y: ", "integer"]),
     ("CONFIG_N_LAYER=1_0", "wrong-type", ["N_LAYER=1_0: ", "integer"]),
-    ("CONFIG_N_LAYER=0x4", "wrong-type", ["N_LAYER=0x4: ", "integer"]),
     ("# CONFIG_N_LAYER is not set", "wrong-type", ["N_LAYER=n: ", "integer"]),
     ('CONFIG_N_LAYER="4"', "wrong-type", ["N_LAYER=4: ", "integer", "quotes"]),
     ("CONFIG_DROPOUT=1", "wrong-type", ["DROPOUT=1: ", "y or n"]),
-    ("CONFIG_DROPOUT=yes", "wrong-type", ["DROPOUT=yes: ", "y or n"]),
     ("CONFIG_DROPOUT=m", "wrong-type", ["DROPOUT=m: ", "y or n"]),
     (
         "CONFIG_LEARNING_RATE=6e-4",
@@ -39,13 +37,22 @@ INVALID = [
     ),
     ("CONFIG_DEEP=y", "not-settable", ["DEEP=y: ", "Kconfig:31"]),
     ("CONFIG_OPTIMIZER_ADAMW=n", "conflict", ["OPTIMIZER_ADAMW=n: ", "choice OPTIMIZER"]),
+    # Another value than in a line before, which may be repeated, and two members of a choice.
+    (
+        "CONFIG_N_LAYER=4\nCONFIG_N_LAYER=4\nCONFIG_N_LAYER=5",
+        *("duplicate", ["N_LAYER=5: ", "4 at f:2"]),
+    ),
+    (
+        "CONFIG_PROJECTION_DENSE=y\nCONFIG_PROJECTION_LATENT=y",
+        *("conflict", ["PROJECTION_LATENT=y: ", "PROJECTION: PROJECTION_DENSE=y at f:2"]),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("line", "code", "parts"), INVALID)
 def test_an_assignment_without_effect_is_an_error(refused, line, code, parts):
     (problem,) = refused(f"# first line\n{line}\n")
-    assert (problem.where, problem.code) == ("f:2", f"config.{code}")
+    assert (problem.where, problem.code) == (f"f:{2 + line.count(chr(10))}", f"config.{code}")
     assert problem.what.startswith(parts[0]) and all(part in problem.what for part in parts)
 
 
@@ -59,36 +66,12 @@ def test_all_problems_of_all_layers_are_listed_at_once(refused):
     assert [problem.where for problem in found] == ["g:1", "f:1", "f:2", "g:2", "SET"]
 
 
-def test_duplicate_with_another_value(refused, tree):
-    text = "CONFIG_N_LAYER=4\nCONFIG_N_LAYER=4\nCONFIG_N_LAYER=5\n"
-    (problem,) = refused(text)
-    assert (problem.where, problem.code) == ("f:3", "config.duplicate")
-    assert problem.what.startswith("N_LAYER=5: ") and problem.what.endswith("4 at f:1")
-    twice = parse_text("CONFIG_N_LAYER=4\nCONFIG_N_LAYER=4\n", "defconfig", "f")
-    assert tree.resolve([twice]).values["N_LAYER"] == 4
-
-
-def test_two_members_of_a_choice(refused):
-    text = "CONFIG_PROJECTION_DENSE=y\nCONFIG_PROJECTION_LATENT=y\n"
-    (problem,) = refused(text)
-    assert (problem.where, problem.code) == ("f:2", "config.conflict")
-    assert problem.what.startswith("PROJECTION_LATENT=y: ")
-    assert problem.what.endswith("PROJECTION: PROJECTION_DENSE=y at f:1")
-
-
 @pytest.mark.parametrize("character", ["\n", "\r", "\0", "\x1b", "\x85", "\u2028", "\udcff"])
 def test_a_value_cannot_break_out_of_its_line(refused, character):
     layer = ConfigLayer.of("step", "step x", {"OUTPUT_DIR": f"a{character}CONFIG_DROPOUT=y"})
     (problem,) = refused(layer)
     assert (problem.where, problem.code) == ("step x", "config.invalid-character")
     assert problem.what.startswith("OUTPUT_DIR=a") and repr(character) in problem.what
-
-
-def test_the_source_without_quotes_takes_a_string_as_it_is(tree):
-    assert (
-        tree.resolve([parse_command_line_settings("LEARNING_RATE=1e-3")]).values["LEARNING_RATE"]
-        == "1e-3"
-    )
 
 
 def test_a_failed_override_does_not_blame_what_it_overrides(refused):

@@ -20,7 +20,7 @@ def test_a_symbol(tree, root):
     ]
 
 
-def test_a_default_with_needs_and_a_trial(tree, root):
+def test_a_default_with_needs_a_trial_and_a_choice(tree, root):
     found = tree.resolve(defconfig_layers(root, "base"))
     explanation = explain_value(tree, found, "CONFIG_LATENT_SHARED=y")
     assert explanation["asked"]["assignment"] == "LATENT_SHARED=y"
@@ -35,20 +35,13 @@ def test_a_default_with_needs_and_a_trial(tree, root):
     assert taken["asked"] == {"assignment": "N_HEAD=8", "problems": []}
     # The trial leaves the tree as it was.
     assert taken["value"] == 12 and "N_HEAD=8" in format_explanation(taken).splitlines()[-1]
-
-
-def test_a_choice_and_its_members(tree, root):
-    found = tree.resolve(defconfig_layers(root, "base"))
     text = format_explanation(explain_value(tree, found, "PROJECTION"))
     assert text.startswith("PROJECTION = latent\n    from     defconfigs/base:5 (defconfig)")
     assert "    member   PROJECTION_LATENT  latent (MLA)  (selected)\n" in text
     member = explain_value(tree, found, "PROJECTION_DENSE")
     assert (member["value"], member["choice"]) == (False, "PROJECTION")
-    assert member["origin"] == {
-        "label": "defconfig",
-        "where": "defconfigs/base:5",
-        "assignment": "PROJECTION_LATENT=y",
-    }
+    origin = {"label": "defconfig", "where": "defconfigs/base:5"}
+    assert member["origin"] == {**origin, "assignment": "PROJECTION_LATENT=y"}
 
 
 def test_an_unknown_symbol(tree):

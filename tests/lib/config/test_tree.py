@@ -3,7 +3,7 @@
 import pytest
 
 from lib.config.layers import parse_command_line_settings, parse_text, with_locations
-from lib.config.tree import KconfigTree, member_values
+from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
 from tests.errors import error_of
 
@@ -35,12 +35,6 @@ def test_values_are_typed_and_choices_are_words(tree):
         "STEPS": "",
     }
     assert values["DEEP"] is True and type(values["N_LAYER"]) is int
-
-
-def test_a_choice_may_be_spread_over_files(tree):
-    members = member_values(tree.kconf.named_choices["PROJECTION"])
-    names = {word: member.name for word, member in members.items()}
-    assert names == {"dense": "PROJECTION_DENSE", "latent": "PROJECTION_LATENT"}
 
 
 def test_later_layers_win(tree):

@@ -17,12 +17,9 @@ def test_a_process_without_and_with_a_launcher(tmp_path):
     assert here == ProcessRank(1, 4, 1, f"file://{tmp_path}/meeting")
 
 
-def test_a_rank_that_is_not_a_number_is_named():
+def test_a_rank_that_is_not_a_number_is_named_and_missing_variables_are_listed():
     with pytest.raises(PreflightError, match="RANK='zero'") as caught:
         current_process({"RANK": "zero"})
     assert caught.value.codes == ["env.invalid-variable"]
-
-
-def test_missing_and_differing_variables_are_listed():
     wanted = {"A": "1", "B": "2", "C": "3"}
     assert missing_variables(wanted, {"A": "1", "B": "0"}) == ["B=2", "C=3"]

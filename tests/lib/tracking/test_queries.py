@@ -104,11 +104,11 @@ def refused(query, kind, *arguments):
 
 
 def test_a_name_that_is_no_run_lists_those_that_are(tracked, query, tmp_path):
-    error = refused(query, ConfigError, *local(tracked)[:4], "--run-name", "none")
-    assert error.codes == ["run.not-found"] and tracked.path.name in str(error)
-    empty = ["--source", "local", "--folder", tmp_path, "--run-name", "none"]
-    error = refused(query, ConfigError, *empty)
-    assert error.codes == ["run.not-found"] and f"{tmp_path}: " in str(error)
+    folder = tracked.path.parents[1]
+    for place, known in ((folder, tracked.path.name), (tmp_path, f"{tmp_path}: ")):
+        words = ["--source", "local", "--folder", place, "--run-name", "none"]
+        error = refused(query, ConfigError, *words)
+        assert error.codes == ["run.not-found"] and known in str(error)
 
 
 @pytest.mark.parametrize("code", [401, 404])
