@@ -87,17 +87,3 @@ def test_a_point_of_a_sweep_is_the_training_with_set(loaded, axes, on_top):
         words = {**given, **point, "SINGLE_TRAINING": "y"}
         typed = parse_command_line_settings([f"{name}={value}" for name, value in words.items()])
         assert run.config.identity() == resolve_config(tree, [*layers, typed]).identity()
-
-
-@pytest.mark.parametrize(
-    "design",
-    [
-        {"ABLATION_DESIGN_ADD_ONE_IN": True, "ABLATION_FEATURES": "DROPOUT=0.1"},
-        {"TEST_MATRIX_AXES": "DROPOUT=0.0,0.1"},
-    ],
-)
-def test_defaults_follow_the_cells_of_a_matrix(tmp_path, design):
-    settings = {"TEST_MATRIX_MODE": True, **design}
-    write_build(tmp_path, settings, *defconfig_layers(ROOT, "gpt2-ratio-small"))
-    plan = make_plan(config_layers(tmp_path), tmp_path)
-    assert [run.config.values["ATTENTION_BACKEND"] for run in plan.runs] == ["flash", "rows"]

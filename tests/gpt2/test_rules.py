@@ -4,12 +4,9 @@ import pytest
 
 from gpt2.check.cases import plan_cases
 from gpt2.study.plan import make_plan
-from gpt2.study.resolve import resolve_config, resolve_study
-from gpt2.study.study_file import RATIO
-from lib.config.dotconfig import defconfig_layers
+from gpt2.study.resolve import resolve_config
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
-from lib.project import ROOT
 from tests.errors import error_of
 
 PAPER, FAST = "RUN_PROFILE_PAPER_REPRO", "RUN_PROFILE_MAXOUT_SPEED"
@@ -67,13 +64,6 @@ def test_a_profile_decides_what_is_left_open(configure, profile, strict, default
 )
 def test_a_paper_names_its_kernel(configure, settings, backend):
     assert configure(**settings).model.attention.backend == backend
-
-
-def test_every_step_of_a_study_has_the_pinned_form(tree):
-    for spec in ("gpt2-ratio-small", "gpt2-ratio-ablation+paper"):
-        steps = resolve_study(tree, defconfig_layers(ROOT, spec), RATIO, RATIO.steps)[0]
-        backends = {config.model.attention.backend for _, config in steps}
-        assert len(backends) == 1 and backends != {"auto"}
 
 
 BF16 = {"PRECISION_BF16": True}
@@ -194,12 +184,3 @@ def test_the_advice_on_a_batch_resolves_the_conflict(configure, sizes, advice):
     (problem,) = error_of(configure, **sizes).problems
     assert problem.code == "config.conflict" and "{}={}".format(*advice) in problem.next
     assert configure(**sizes | dict([advice])).train.gpus == sizes["GPUS"]
-
-
-def test_the_loss_backend_is_part_of_a_run_on_a_gpu_alone(configure):
-    def digest(device, backend):
-        given = {f"DEVICE_{device}": True, f"LOSS_BACKEND_{backend}": True}
-        return configure(RUN_PROFILE_MAXOUT_SPEED=True, **given).digest
-
-    assert digest("CPU", "AUTO") == digest("CPU", "TORCH")
-    assert len({digest("CUDA", backend) for backend in ("AUTO", "TORCH", "TRITON")}) == 3

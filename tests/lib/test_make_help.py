@@ -1,21 +1,14 @@
 """The help of make, and the completion script for shells."""
 
-import re
 import shutil
 import subprocess
 
 import pytest
 
-from gpt2.check import CHECKS
-from gpt2.study.study_file import STUDIES
 from lib.commands import VARIABLES
 from lib.config.dotconfig import list_defconfigs
-from lib.env.gpu import GPUS
 from lib.make_help import completion, document, help_text
 from lib.project import ROOT
-
-RATIO_STEPS = {step.slug for step in STUDIES["ratio"].steps}
-
 
 COMPLETED = {
     "make verd": {"verdicts"},
@@ -64,19 +57,6 @@ def test_completion_knows_targets_variables_symbols_and_runs(tmp_path, shell):
             head = word[: word.find("=") + 1]
             found[number] = {r.removeprefix(head) for r in found[number] if r.startswith(word)}
     assert dict(zip(COMPLETED, found, strict=True)) == COMPLETED, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("pattern", "path", "names"),
-    [
-        (r'^ *Check\("([a-z_]+)"', "gpt2/check/__init__.py", set(CHECKS)),
-        (r'^ *Gpu\("([a-z0-9-]+)"', "lib/env/gpu.py", set(GPUS)),
-        (r'^\[\[step\]\]\nname = "(.*)"', "gpt2/study/studies/ratio.toml", RATIO_STEPS),
-    ],
-)
-def test_completion_has_the_names_of_the_sources(pattern, path, names):
-    """The script reads sources, because it must be fast and runs without packages."""
-    assert set(re.findall(pattern, (ROOT / path).read_text(), re.MULTILINE)) == names
 
 
 def test_the_help_fits_one_screen_of_60_lines_and_80_columns():

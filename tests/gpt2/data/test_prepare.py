@@ -76,14 +76,7 @@ def test_full_and_read_only_disks(config, texts, tmp_path, refused):
 
 
 def test_concurrent_preparations_give_one_data_set(config, texts, tmp_path):
-    processes = [
-        get_context("fork").Process(target=prepare_dataset, args=(config(), tmp_path))
-        for _ in range(3)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    with get_context("fork").Pool(3) as pool:
+        pool.starmap(prepare_dataset, [(config(), tmp_path)] * 3, chunksize=1)
     (folder,) = (tmp_path / "data").glob("*custom*")
     assert contents(folder) == contents(prepare_dataset(config(data_dir="other"), tmp_path))

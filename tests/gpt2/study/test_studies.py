@@ -78,40 +78,27 @@ def test_all_steps_of_nsa_have_the_key_heads_and_the_context_of_the_control(quic
     assert max(reads) == reads[-1] == window.window == 511
 
 
-# RATIO.
-
-# Steps and, at C = 768, hidden units, gate and mix widths of the first block, then of the last, which
-# has no next block to gate. Computed by hand: attention has 4C² weights, latent attention
-# 2C² + 4CR; r of that is shared as the study declares and rounded to 64 and 8.
-WIDTHS = [
-    (
-        ("baseline", "pruned-50", "ra", "mla", "ract", "ract-weights", "ract-entropy"),
-        (3072, 0, 0),
-        (3072, 0, 0),
-    ),
-    (("golden", "ra-golden"), (3840, 0, 0), (3840, 0, 0)),
-    (("golden-gate",), (3264, 272, 0), (3840, 0, 0)),
-    (("golden-gate-cross", "ra-golden-mech"), (3072, 192, 96), (3456, 0, 88)),
-    (("mla-golden", "ra-mla-golden", "mla-ract", "ra-mla-ract"), (2560, 0, 0), (2560, 0, 0)),
-    (("mla-golden-mech", "ra-mla-golden-mech", "full"), (2048, 192, 96), (2304, 0, 88)),
-]
+# Hidden units, gate and mix widths of the first block at C = 768, then of the last, which has no next
+# block to gate. Computed by hand: attention has 4C² weights, latent attention 2C² + 4CR; r of that is
+# shared as the study declares, and rounded to 64 and 8.
+WIDTHS = {
+    "golden": [(3840, 0, 0), (3840, 0, 0)],
+    "golden-gate": [(3264, 272, 0), (3840, 0, 0)],
+    "golden-gate-cross": [(3072, 192, 96), (3456, 0, 88)],
+    "mla-golden-mech": [(2048, 192, 96), (2304, 0, 88)],
+}
 
 
-@pytest.fixture(scope="module")
-def gpt2_sized(tree, full_config):
-    resolved = resolve_study(tree, [full_config(MODEL_SIZE_GPT2=True)], RATIO, RATIO.steps)[0]
-    return {variant.slug: config for variant, config in resolved}
-
-
-@pytest.mark.parametrize(("slugs", "first", "last"), WIDTHS)
-def test_widths_at_768_are_the_closed_forms(gpt2_sized, slugs, first, last):
-    for slug in slugs:
-        model = gpt2_sized[slug].model
-        sites = model.sites()
-        for site, expected in ((sites[0], first), (sites[-1], last)):
-            size = model.mlp.size(site)
-            widths = (size.widths.get(name, 0) for name in ("mlp_attn_gate", "mlp_cross_token"))
-            assert (size.hidden, *widths) == expected, slug
+def test_widths_at_768_are_the_closed_forms(tree, full_config):
+    layers = [full_config(MODEL_SIZE_GPT2=True)]
+    resolved = resolve_study(tree, layers, RATIO, RATIO.steps)[0]
+    models = {variant.slug: config.model for variant, config in resolved}
+    for slug, expected in WIDTHS.items():
+        sites = models[slug].sites()
+        sizes = [models[slug].mlp.size(site) for site in (sites[0], sites[-1])]
+        names = ("mlp_attn_gate", "mlp_cross_token")
+        found = [(size.hidden, *(size.widths.get(name, 0) for name in names)) for size in sizes]
+        assert found == expected, slug
 
 
 def _study(*steps):

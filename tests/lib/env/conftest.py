@@ -4,9 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from lib.env.options import EnvironmentConfig
+from gpt2.study.resolve import resolve_config
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
 from lib.env.packages import current_interpreter
 
+SYMBOLS = {"DEVICE_CPU": True, "CPU_THREADS": 1}
+RESOLVED = resolve_config(KconfigTree(), [ConfigLayer.of("defconfig", "test", SYMBOLS)])
+# The settings of a process on a CPU.
+CPU = RESOLVED.machine
 EXPLICIT = "# platform: linux-64\n@EXPLICIT\nhttps://localhost/python-3.13.1-0.conda\n"
 HISTORY = "name: llmhe\nchannels:\n  - defaults\ndependencies:\n  - python=3.13\n"
 
@@ -14,18 +20,7 @@ HISTORY = "name: llmhe\nchannels:\n  - defaults\ndependencies:\n  - python=3.13\
 @pytest.fixture
 def config():
     """Return options that allow everything."""
-    return EnvironmentConfig(
-        policy="any",
-        name="",
-        python="",
-        forbid_foreign=False,
-        lock_file="",
-        lock_enforce=False,
-        snapshot=True,
-        snapshot_max_age_hours=24,
-        gpu_pinned=False,
-        min_disk_gib=0,
-    )
+    return RESOLVED.environment
 
 
 @pytest.fixture

@@ -5,24 +5,11 @@ from dataclasses import replace
 import pytest
 
 from lib.env.machine import set_up, worker_environment
-from lib.env.options import MachineConfig
 from lib.env.preflight import require_machine
 from lib.env.ranks import ProcessRank
 from lib.errors import PreflightError
+from tests.lib.env.conftest import CPU
 
-CPU = MachineConfig(
-    device="cpu",
-    precision="fp32",
-    cpu_threads=1,
-    compile=False,
-    deterministic="strict",
-    matmul_precision="highest",
-    cudnn_benchmark=False,
-    expandable_segments=False,
-    warmup_iterations=0,
-    data_parallel="ddp",
-    ddp_safe=False,
-)
 GPU = replace(CPU, device="cuda")
 
 

@@ -9,7 +9,7 @@ import torch
 from lib.env.machine import set_up
 from lib.env.observe import NondeterministicOperations, record_nondeterminism
 from lib.env.ranks import ProcessRank
-from tests.lib.env.test_machine import CPU
+from tests.lib.env.conftest import CPU
 
 WARN = replace(CPU, deterministic="warn")
 

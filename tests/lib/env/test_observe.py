@@ -18,7 +18,7 @@ from lib.env.observe import (
 )
 from lib.env.ranks import ProcessRank
 from lib.errors import PreflightError
-from tests.lib.env.test_machine import CPU as MACHINE
+from tests.lib.env.conftest import CPU as MACHINE
 
 CPU = torch.device("cpu")
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from lib.runs.rows import HeartbeatRow, TrainRow
 from lib.runs.run import Run, RunVariant
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
+from lib.tracking import watch
 from lib.tracking.stability import UnstableStep
 from lib.tracking.watch import (
     BLOCKS,
@@ -21,7 +22,6 @@ from lib.tracking.watch import (
     sparkline,
 )
 from tests.lib.fabricated import write_run
-from tests.lib.terminal import Terminal
 
 NOW = 10_000.0
 STALL = 180
@@ -216,28 +216,16 @@ def test_health_texts_break_between_words_and_are_shown_as_they_are():
     )
 
 
-LOOK = """
-from lib.tracking import watch
-
-watch._REFRESH_SECONDS = 0
-
-def line(name, state):
-    return watch.RunLine(name, state, 2, 2, 1.0, 1.0, None, None, None, [2.0, 1.0], {})
-
-looks = iter(["running", "success"])
-
-def read():
-    state = next(looks)
-    return [line("early", "success"), line("late", state)]
-
-watch.watch(read)
-"""
-
-
-def test_a_terminal_shows_running_runs_first_with_the_characters_that_it_can():
-    terminal = Terminal(["-c", LOOK], PYTHONIOENCODING="ascii", COLUMNS="120")
-    shown = terminal.rest()
-    assert terminal.finish() == 0
+def test_running_runs_are_first_in_characters_that_the_terminal_has(monkeypatch, capsys):
+    monkeypatch.setattr(watch, "_REFRESH_SECONDS", 0)
+    monkeypatch.setattr(watch, "is_ascii_only", lambda: True)
+    # Every refresh is written, not only the last one.
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "120"}.items():
+        monkeypatch.setenv(name, value)
+    looks = iter(["running", "success"])
+    early = run_line("early", "success", curve=[2.0, 1.0])
+    watch.watch(lambda: [early, run_line("late", next(looks))])
+    shown = capsys.readouterr().out
     assert "@_" in shown and BLOCKS[-1] not in shown
     names = re.findall("early|late", shown)
     assert names[:2] == ["late", "early"] and names[-2:] == ["early", "late"]
