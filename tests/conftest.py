@@ -53,10 +53,10 @@ sys.dont_write_bytecode = False
 LONGEST = (
     "test_worked_examples",
     "test_slurm",
+    "test_reproduce",
     "test_kill",
+    "test_trained",
     "test_verify_results",
-    "test_looks",
-    "test_write_faults",
 )
 NOT_FAST = "starts a Python interpreter: not in the fast tier"
 # The processes in which a test is running; a child of os.fork() is not one of them.

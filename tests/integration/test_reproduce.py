@@ -167,7 +167,3 @@ def check_recorded_code(tree: Path, run: Path) -> None:
     assert manifest["code"]["dirty_tree"] is True
     diff = {"file": "code.diff", "sha256": sha256_file(run / "code.diff")}
     assert manifest["code"]["diff"] == diff
-    environment = manifest["environment"]
-    assert environment["policy"] == "any" and environment["name"] == Path(sys.prefix).name
-    kept = {name: sha256_file(run / "environment" / name) for name in environment["snapshot"]}
-    assert environment["snapshot"] == kept and "packages.txt" in kept

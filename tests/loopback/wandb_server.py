@@ -171,41 +171,41 @@ def _upsert(server: WandbServer, variables: dict[str, Any], query: str) -> dict[
     run.display_name = variables["displayName"] or run.display_name
     if variables["config"]:
         run.config |= json.loads(variables["config"])
-    project = {"id": "P", "name": run.project, "entity": {"id": "E", "name": USER}}
-    bucket = {
-        "id": f"B{run.number}",
-        "name": run.name,
-        "displayName": run.display_name,
-        "description": "",
-        "config": json.dumps(run.config),
-        "sweepName": None,
-        "project": project,
-        "historyLineCount": len(run.history),
-    }
-    return {"upsertBucket": {"bucket": bucket, "inserted": inserted}}
+    return {"upsertBucket": {"bucket": _fields(run), "inserted": inserted}}
 
 
 def _resume(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
     """Return the state of a run to resume; no bucket for a new run."""
     run = server.runs.get((variables["project"], variables["name"]))
-    return {"model": {"bucket": None if run is None else _bucket(run)}}
+    return {"model": {"bucket": None if run is None else _fields(run)}}
 
 
-def _bucket(run: Stored) -> dict[str, Any]:
-    tails = {
-        f"{name}Tail": json.dumps([json.dumps(row) for row in rows[-1:]])
-        for name, rows in (("history", run.history), ("events", run.events))
-    }
+def _fields(run: Stored) -> dict[str, Any]:
+    """Return what any operation selects of a run."""
+    never = ("sweepName", "group", "jobType", "commit", "historyKeys")
+    empty = ("description", "notes")
     return {
+        **dict.fromkeys(never),
+        **dict.fromkeys(empty, ""),
+        **dict.fromkeys(("createdAt", "heartbeatAt"), "2000-01-01T00:00:00"),
+        "id": f"B{run.number}",
+        "projectId": "1",
         "name": run.name,
+        "displayName": run.display_name,
+        "state": "finished" if run.finished else "running",
+        "config": json.dumps(run.config),
+        "tags": [],
+        "readOnly": False,
         "historyLineCount": len(run.history),
         "eventsLineCount": len(run.events),
         "logLineCount": 0,
-        **tails,
+        "historyTail": json.dumps([json.dumps(row) for row in run.history[-1:]]),
+        "eventsTail": json.dumps([json.dumps(row) for row in run.events[-1:]]),
         "summaryMetrics": json.dumps(run.summary),
-        "config": json.dumps(run.config),
-        "tags": [],
+        "systemMetrics": "{}",
         "wandbConfig": json.dumps({"t": 1}),
+        "project": {"id": "P", "name": run.project, "entity": {"id": "E", "name": USER}},
+        "user": {"name": USER, "username": USER},
     }
 
 
@@ -215,7 +215,7 @@ def _files(server: WandbServer, variables: dict[str, Any], query: str) -> dict[s
 
 def _runs(server: WandbServer, variables: dict[str, Any], query: str) -> dict[str, Any]:
     found = [run for run in server.runs.values() if run.project == variables["project"]]
-    edges = [{"node": _node(run), "cursor": str(run.number)} for run in found]
+    edges = [{"node": _fields(run), "cursor": str(run.number)} for run in found]
     page = {"hasNextPage": False, "endCursor": ""}
     project = {
         "internalId": "1",
@@ -269,39 +269,12 @@ def _asked(server: WandbServer, variables: dict[str, Any]) -> Stored:
     return server.runs[variables["project"], next(names)]
 
 
-def _node(run: Stored) -> dict[str, Any]:
-    return {
-        "id": f"B{run.number}",
-        "tags": [],
-        "name": run.name,
-        "displayName": run.display_name,
-        "sweepName": None,
-        "state": "finished" if run.finished else "running",
-        "config": json.dumps(run.config),
-        "group": None,
-        "jobType": None,
-        "commit": None,
-        "readOnly": False,
-        "createdAt": "2000-01-01T00:00:00",
-        "heartbeatAt": "2000-01-01T00:00:00",
-        "description": "",
-        "notes": "",
-        "projectId": "1",
-        "systemMetrics": "{}",
-        "summaryMetrics": json.dumps(run.summary),
-        "historyLineCount": len(run.history),
-        "user": {"name": USER, "username": USER},
-        "historyKeys": None,
-    }
-
-
 _OPERATIONS = {
     "Viewer": _viewer,
     "GetDefaultEntity": _viewer,
     "RunResumeStatus": _resume,
     "UpsertBucket": _upsert,
     "CreateRunFiles": _files,
-    "ServerFeaturesQuery": _nothing,
     "OrganizationCoreWeaveOrganizationID": _nothing,
     "Runs": _runs,
     "HistoryPage": _history_page,

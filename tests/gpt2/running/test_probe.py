@@ -1,11 +1,9 @@
-"""What is timed of steps and of an evaluation; tests/integration/test_commands.py times them."""
+"""What is timed of steps; tests/integration/test_commands.py times them, and an evaluation."""
 
 import pytest
 
-from gpt2.model import GPT
 from gpt2.running import probe
 from gpt2.study.plan import config_layers, make_plan
-from gpt2.training.state import build_state
 from lib.config.field import SymbolValue
 from lib.errors import PreflightError
 from tests.build_folder import write_build
@@ -62,24 +60,6 @@ def test_the_time_of_a_step_and_the_time_that_it_takes(micro_batch, count, timed
     seconds, number, parts = probe.step_seconds(machine.run, count, machine.clock)
     assert seconds == pytest.approx(count * micro_batch + 0.2) and number == timed
     assert machine.steps == steps and parts == max(steps)
-
-
-@pytest.mark.usefixtures("torch_as_before")
-def test_an_evaluation_is_scaled_to_all_its_windows(tmp_path, monkeypatch) -> None:
-    folder = write_build(tmp_path, SMALL)
-    config = make_plan(config_layers(folder), folder).base
-    training = build_state(config, GPT(config.model))
-    machine = FakeMachine(0.0, 1.0, update=0.0)
-    seen: list[int] = []
-
-    def evaluate(evaluator: probe.Evaluator, model: object) -> None:
-        seen.append(sum(window.predicted for window in evaluator.windows))
-        machine.run(3)
-
-    monkeypatch.setattr(probe.Evaluator, "__call__", evaluate)
-    # 512 tokens are 32 windows or 16 batches, of 3 s each; without a data set.
-    assert probe.evaluation_seconds(training, folder, machine.clock) == 16 * 3.0
-    assert set(seen) == {2 * 16}
 
 
 def test_a_missing_device_is_an_error(tmp_path):

@@ -132,7 +132,6 @@ NO_STUDY = dict.fromkeys(("MAX_ITERS", "ABLATION_STUDY", "RA_MLA_ABLATION_STEPS"
     ("settings", "symbols", "expected", "done"),
     [
         ({"NO_SUCH_SYMBOL": "y"}, {}, "Not judged by this code, from gqa-s3-", "6"),
-        ({"MAX_ITERS": ["a list"]}, {}, "Not judged by this code, from gqa-s3-", "6"),
         ({"ABLATION_STUDY_FILE": "/etc/passwd"}, {}, "ABLATION_STUDY_FILE=/etc/passwd: see", "6"),
         ({"MAX_ITERS": "6"}, {}, "No run has a result yet.", "0 of 2"),
         # The plan is that of the runs that are there, of which the edited one is damaged.
