@@ -17,7 +17,7 @@ from gpt2.data.options import DataOptions, vocab_size
 from gpt2.mlp.options import MlpConfig
 from gpt2.model_config import ModelConfig
 from gpt2.shape import ModelShape
-from gpt2.weights.options import InitialWeightsOptions
+from gpt2.weights.options import ADAPTERS, InitialWeightsOptions
 from lib.config.field import SymbolValue, from_symbols, kconfig_field
 from lib.env.gpu import usable_cores
 from lib.env.options import EnvironmentConfig, MachineConfig, NumericsOptions
@@ -80,6 +80,8 @@ def broken_rules(
             problems += error.problems
     if machine:
         problems += _sharding_problems(machine, int(values["GPUS"]))
+    if model and machine:
+        problems += _adapter_problems(model, machine)
     if machine and repro:
         problems += _profile_problems(repro, machine)
     if attention and repro and repro.strict and attention.backend == "auto":
@@ -101,6 +103,17 @@ def refuse_unpaired_compile(configs: "Sequence[Config]") -> None:
     what = f"COMPILE: y under {profile} requires the same run with COMPILE=n in the plan"
     advice = f'type: SET=COMPILE=n, {_OTHER_PROFILE}, or train both: SWEEP="COMPILE=n,y"'
     raise ConfigError(Problem(what, next=advice, code="config.unpaired-compile"))
+
+
+def refuse_adapters_without_base(configs: "Sequence[Config]") -> None:
+    """Require initial weights for adapters. Raises ConfigError.
+
+    Not a rule of every configuration, since checks train a small form from random weights.
+    """
+    if any(config.model.adapters and not config.init.init_from for config in configs):
+        what = "LORA: y without initial weights (expected INIT_FROM of a trained model)"
+        advice = "type: SET=INIT_FROM=run:NAME, or hf:PATH; make ls lists the runs"
+        raise ConfigError(Problem(what, next=advice, code="config.no-base"))
 
 
 def _eager(config: "Config") -> str:
@@ -149,6 +162,21 @@ def _sharding_problems(machine: MachineConfig, gpus: int) -> Iterator[Problem]:
         yield Problem(what, next="type: SET=PRECISION_BF16=y", code="config.conflict")
 
 
+def _adapter_problems(model: ModelConfig, machine: MachineConfig) -> Iterator[Problem]:
+    """Yield settings under which the adapters of a model cannot be trained."""
+    for options in model.adapters:
+        width = model.shape.n_embd
+        if options.rank > width:
+            what = f"LORA_RANK: expected at most N_EMBD={width}, got {options.rank}"
+            yield Problem(what, next=f"type: SET=LORA_RANK={width}", code="config.out-of-range")
+        if machine.data_parallel == "fsdp":
+            what = "DATA_PARALLEL_FSDP: y with LORA=y (expected DDP)"
+            yield Problem(what, next="type: SET=DATA_PARALLEL_DDP=y", code="config.conflict")
+        if machine.compile and options.base != "fp32":
+            what = f"COMPILE: y with LORA_BASE={options.base} (expected n)"
+            yield Problem(what, next="type: SET=COMPILE=n", code="config.conflict")
+
+
 def _head_problems(
     values: Mapping[str, SymbolValue], attention: AttentionConfig | None
 ) -> Iterator[Problem]:
@@ -176,7 +204,7 @@ def _size_problems(model: ModelConfig) -> Iterator[Problem]:
     except ConfigError as error:
         yield from error.problems
     try:
-        model.mlp.check_params(model.shape, model.num_params())
+        model.mlp.check_params(model.shape, model.base_params())
     except ConfigError as error:
         yield from error.problems
         return
@@ -351,8 +379,9 @@ class Config:
         }
         model = None
         if shape and attention and mlp:
-            model = from_symbols(ModelConfig, values, shape=shape, attention=attention, mlp=mlp)
-            model = model.sized()
+            adapters = part(lambda: ADAPTERS.bind(values)) or ()
+            parts_of_model = {"shape": shape, "attention": attention, "mlp": mlp}
+            model = from_symbols(ModelConfig, values, **parts_of_model, adapters=adapters).sized()
         problems += broken_rules(values, attention, model, parts["machine"], parts["repro"])
         if problems:
             raise ConfigError(*problems)

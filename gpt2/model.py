@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gpt2.attention.attention import Attention
-from gpt2.attention.projections import ZeroInitLinear
+from gpt2.attention.projections import AdaptableLinear, ZeroInitLinear
 from gpt2.attention.rows import ScoreChunks
 from gpt2.attention.state import BlockState
 from gpt2.attention.triton import TileLaunch
@@ -92,6 +92,11 @@ class GPT(nn.Module):
         rows = shape.padded_vocab_size, shape.vocab_size
         self.lm_head = PaddedHead(shape.n_embd, *rows) if config.untied_head else None
         self.execution = Execution()
+        for options in config.adapters:
+            # An export has no adapters, and not this module.
+            from gpt2.lora import Adapter
+
+            Adapter.add_to(self, self.blocks, options)
 
     @property
     def blocks(self) -> list[Block]:
@@ -224,7 +229,14 @@ class GPT(nn.Module):
 
     def num_params(self) -> int:
         """Return the number of parameters; a tied head is counted once."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        return count_parameters(self)
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Return the number of parameters, with the elements of matrices that are stored as codes."""
+    stored = sum(parameter.numel() for parameter in module.parameters())
+    layers = [part for part in module.modules() if isinstance(part, AdaptableLinear)]
+    return stored + sum(layer.elements_in_codes for layer in layers)
 
 
 def initial_weights_stream(parameter: str, number: int = 0) -> str:

@@ -3,7 +3,7 @@
 Imports no torch. The model and its parts import this module, not the configuration of a run.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from gpt2.attention.config import AttentionConfig
 from gpt2.attention.options import PartOptions
 from gpt2.mlp.options import LayerSpec, MlpConfig
 from gpt2.shape import Cost, ModelShape
+from gpt2.weights.options import LoraOptions
 from lib.config.field import component_field, kconfig_field
 from lib.config.registry import Registry
 from lib.config.small_form import SmallForm
@@ -71,6 +72,8 @@ class ModelConfig:
     # The head has a matrix of its own in place of the token embedding.
     untied_head: bool = kconfig_field("UNTIED_HEAD", off=False)
     norm: NormOptions = component_field(NORMS, off=LayernormOptions())
+    # Trainable parameters beside the others, which are then frozen.
+    adapters: tuple[LoraOptions, ...] = field(default=(), metadata={"off": ()})
 
     def sites(self) -> list[LayerSpec]:
         """Return one site per block."""
@@ -98,7 +101,22 @@ class ModelConfig:
 
     def num_params(self) -> int:
         """Return the number of parameters; a tied head is that of the token embedding."""
+        return self.base_params() + sum(self._adapters(site).params for site in self.sites())
+
+    def base_params(self) -> int:
+        """Return the number of parameters without adapters."""
         return self._params_beside_mlps() + sum(self.mlp.cost(site).params for site in self.sites())
+
+    def _adapters(self, site: LayerSpec) -> Cost:
+        """Return the cost of the adapters of a block."""
+        width, hidden = self.shape.n_embd, self.mlp.size(site).hidden
+        matrices = {
+            "attn.c_attn": width + self.attention.projection.expanded_numbers(self.shape) + width,
+            "attn.c_proj": 2 * width,
+            "mlp.c_fc": width + self.mlp.activation.fc_outputs * hidden,
+            "mlp.c_proj": hidden + width,
+        }
+        return Cost.of(part.cost(matrices) for part in self.adapters)
 
     def _params_beside_mlps(self) -> int:
         shape = self.shape
@@ -121,7 +139,10 @@ class ModelConfig:
         return round(length * keys(length) - (length - 1) * keys(length - 1))
 
     def flops_per_token(self) -> float:
-        """Return the training FLOPs per token at full context: forward, plus twice that backward."""
+        """Return the training FLOPs per token at full context: forward, plus twice that backward.
+
+        Of frozen matrices, backward computes the gradient of the inputs only.
+        """
         return self._flops_per_token
 
     @cached_property
@@ -129,4 +150,6 @@ class ModelConfig:
         # Once for all seeds of a step.
         attention = self.attention.cost(self.shape).flops
         blocks = sum(attention + self.mlp.cost(site).flops for site in self.sites())
-        return 3 * (blocks + 2 * self.shape.padded_vocab_size * self.shape.n_embd)
+        adapters = sum(self._adapters(site).flops for site in self.sites())
+        model = blocks + 2 * self.shape.padded_vocab_size * self.shape.n_embd
+        return (2 if self.adapters else 3) * model + 3 * adapters

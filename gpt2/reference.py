@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from gpt2 import lora
 from gpt2 import norm as norms
 from gpt2.attention.options import LatentOptions
 from gpt2.attention.reference import attention, latent
@@ -29,6 +30,7 @@ def reference_gpt(
 
     ``parameters`` are those of the built model, by name.
     """
+    parameters = with_adapters(parameters, config)
     x_BTC = parameters["wte.weight"][idx_BT]
     if not config.attention.positions.rotates:
         x_BTC = x_BTC + parameters["wpe.weight"][: idx_BT.shape[1]]
@@ -76,6 +78,18 @@ def _block(
         normed_BTC, view, _subset(parameters, "mlp."), site, config.mlp
     )
     return x_BTC + mixed_BTC, state
+
+
+def with_adapters(parameters: Parameters, config: ModelConfig) -> dict[str, Tensor]:
+    """Return the parameters with the adapted matrices in place of the frozen ones."""
+    adapted = dict(parameters)
+    for options in config.adapters:
+        for up in [name for name in parameters if name.endswith(".adapter.up.weight")]:
+            layer = up.removesuffix(".adapter.up.weight")
+            frozen, down = (parameters[f"{layer}{end}.weight"] for end in ("", ".adapter.down"))
+            formula = lora.REFERENCES[type(options)]
+            adapted[f"{layer}.weight"] = formula(frozen, down, parameters[up], options)
+    return adapted
 
 
 def _subset(parameters: Parameters, prefix: str) -> dict[str, Tensor]:

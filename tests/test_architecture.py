@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2 import norm
+from gpt2 import lora, norm
 from gpt2.attention import attention
 from gpt2.attention import reference as attention_reference
 from gpt2.config import Config
@@ -131,8 +131,9 @@ def test_i8_every_part_has_a_module_and_a_formula():
     # Trackers compute nothing, and a run without pruning has no scores.
     of_no_formula = {*map(TRACKERS.options, TRACKERS), NoneOptions}
     modules_of = [*attention.MODULES, *mlp.MODULES, *activations.FUNCTIONS, *optimizers.MODULES]
-    modules_of += [*norm.MODULES, *pruners.MODULES, *trackers.MODULES]
-    formulas = (attention_reference, mlp, activations, norm, optim_reference, pruning_reference)
+    modules_of += [*norm.MODULES, *lora.MODULES, *pruners.MODULES, *trackers.MODULES]
+    formulas = (attention_reference, mlp, activations, norm, lora, optim_reference)
+    formulas = (*formulas, pruning_reference)
     formulas_of = [part for module in formulas for part in module.REFERENCES]
     # AdamWPrune is its base.
     assert parts - {AdamwpruneOptions} == set(modules_of)

@@ -45,7 +45,7 @@ from gpt2.attention.options import (
     SlidingOptions,
 )
 from gpt2.attention.positions import PositionEncoding, Rope
-from gpt2.attention.projections import QKV, Dense, Latent
+from gpt2.attention.projections import QKV, AdaptableLinear, Dense, Latent
 from gpt2.attention.qk_norm import QkNorm
 from gpt2.attention.reciprocal import Reciprocal
 from gpt2.attention.rows import (
@@ -118,7 +118,7 @@ class Attention(nn.Module):
         self.options, self.shape = options, shape
         self.dropout = shape.dropout
         self.c_attn = build(shape, options.projection)
-        self.c_proj = nn.Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
+        self.c_proj = AdaptableLinear(shape.n_embd, [shape.n_embd], shape.bias)
         self.terms = nn.ModuleDict({term.name: build(shape, term) for term in options.terms})
         self.gates = nn.ModuleDict({gate.name: build(shape, gate) for gate in options.gates})
         self.sinks = nn.ModuleDict({sink.name: build(shape, sink) for sink in options.sinks})
@@ -140,9 +140,9 @@ class Attention(nn.Module):
     def set_execution(self, chunks: rows.ScoreChunks, launch: TileLaunch | None = None) -> None:
         """Use these chunks and this launch of Triton kernels from the next forward pass on."""
         self.score_chunks, self.tile_launch = chunks, launch
-        weight = self.c_proj.weight
+        device = next(self.c_proj.parameters()).device
         # A launch that is given stands for a GPU.
-        place = "gpu" if launch else place_of(weight.device, weight.dtype)
+        place = "gpu" if launch else place_of(device, self.c_proj.dtype)
         shows_weights = self.reader is not None
         self.backend = choose_backend(self.options, self.shape, shows_weights, place)
 

@@ -3,9 +3,13 @@
 B batch, T tokens, C n_embd, N heads, K key/value heads, H head dim, R latent dim.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gpt2.attention.options import LatentOptions, ProjectionOptions
 from gpt2.attention.state import BlockState
@@ -45,7 +49,37 @@ class ZeroInitLinear(nn.Linear):
     """Linear layer with zero initial weights, so that a new branch starts without effect."""
 
 
-class Dense(Projection, StackedLinear):
+class AdaptableLinear(StackedLinear):
+    """Linear layer of a block; ``gpt2/lora.py`` may add an adapter, and store its matrix as codes."""
+
+    def __init__(self, inputs: int, rows: Sequence[int], bias: bool) -> None:
+        super().__init__(inputs, rows, bias)
+        self.adapter: nn.Module | None = None
+        # Returns the matrix, which is then no parameter.
+        self.codes: nn.Module | None = None
+        # Those that are not elements of the parameters of ``codes``.
+        self.elements_in_codes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.codes is None:
+            out = super().forward(x)
+        else:
+            # Backward decodes again instead of keeping the matrix.
+            out = checkpoint(self._product, x, use_reentrant=False, preserve_rng_state=False)
+        return out if self.adapter is None else out + self.adapter(x)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of the matrix."""
+        matrix = self.weight if self.codes is None else self.codes.get_parameter("scales")
+        return matrix.dtype
+
+    def _product(self, x: Tensor) -> Tensor:
+        assert self.codes is not None
+        return F.linear(x, self.codes(), self.bias)
+
+
+class Dense(Projection, AdaptableLinear):
     """Linear layer C → C + 2·K·H with columns in the order q, k, v: GPT-2's c_attn if K = N."""
 
     def __init__(self, shape: ModelShape, options: ProjectionOptions) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt2.config import Config, refuse_unpaired_compile
+from gpt2.config import Config, refuse_adapters_without_base, refuse_unpaired_compile
 from gpt2.memory.micro_batch import with_one_sequence
 from gpt2.study.designs import combinations
 from gpt2.study.plan import STUDY_DEFCONFIG, config_layers
@@ -98,6 +98,7 @@ def plan_cases(
             every = [CheckCase("single/run", "", "run", base)]
     configs = {case.slug: case.config for case in every if case.config}
     refuse_unpaired_compile(list(configs.values()))
+    refuse_adapters_without_base(list(configs.values()))
     if study is None:
         return CheckPlan(name, every, _matching(every, steps))
     chosen = [step.slug for step in study.select(steps or base.study.steps)]

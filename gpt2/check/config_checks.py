@@ -14,6 +14,7 @@ from gpt2.memory.predict import estimate
 from gpt2.mlp.options import PARAMS_TOLERANCE, RATIO_TOLERANCE
 from gpt2.model import GPT
 from lib.errors import RunError
+from lib.optim.optimizers import trainable_parameters
 from lib.units import GIB, first_of, format_size
 
 # Widths are rounded.
@@ -46,9 +47,14 @@ def _count(config: Config, model: GPT) -> Iterator[CheckFinding]:
         near = abs(built / target - 1) <= PARAMS_TOLERANCE
         expected = f"{target:,} parameters within 1 %, as MODEL_PARAMS selects"
         yield from expect(near, "model-params", expected, found)
-    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-    found = f"no gradient for {first_of(frozen)}"
-    yield from expect(not frozen, "trainable-parameters", "every parameter is trained", found)
+    # Beside adapters, everything is frozen.
+    names = [name for name, _ in model.named_parameters()]
+    trained = [name for name in names if ".adapter." in name or not config.model.adapters]
+    wrong = sorted({*trained} ^ trainable_parameters(model).keys())
+    expected = "every adapter is trained, and nothing else"
+    expected = expected if config.model.adapters else "every parameter is trained"
+    found = f"the other way round: {first_of(wrong)}"
+    yield from expect(not wrong, "trainable-parameters", expected, found)
     # Tensors that require a gradient but are not registered as parameters.
     strays = [
         f"{path}.{name}"
@@ -125,8 +131,9 @@ def _delta(subject: StepUnderTest) -> Iterator[CheckFinding]:
 
 
 def matrix_elements(module: nn.Module) -> int:
-    """Return the number of weights in matrices."""
-    return sum(p.numel() for p in module.parameters() if p.ndim >= 2)
+    """Return the number of weights in matrices, without adapters."""
+    parameters = [p for name, p in module.named_parameters() if ".adapter." not in name]
+    return sum(p.numel() for p in parameters if p.ndim >= 2)
 
 
 def _built(model: GPT, config: Config) -> list[CheckFinding]:

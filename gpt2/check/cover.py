@@ -26,7 +26,8 @@ def covering_steps(cases: Sequence[CheckCase]) -> list[str]:
 def components(config: Config) -> list[str]:
     """Return the names of the components that a step may have or not, in order of the model."""
     model = config.model
-    return [part.name for part in (*model.attention.added, *model.mlp.mechanisms)]
+    added = (*model.attention.added, *model.mlp.mechanisms, *model.adapters)
+    return [part.name for part in added]
 
 
 def _options(config: Config) -> set[tuple[str, object]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gpt2.attention.backends import is_plain
 from gpt2.check.finding import CheckFinding, expect
-from gpt2.check.shrink import with_changes
+from gpt2.check.shrink import NO_DROPOUT, with_changes
 from gpt2.check.subject import StepUnderTest, fill_parameters
 from gpt2.config import Config
 from gpt2.mechanism_statistics import collect_statistics
@@ -98,7 +98,7 @@ def _interpreted(subject: StepUnderTest) -> list[CheckFinding]:
 
 def on_device(subject: StepUnderTest, device: torch.device) -> list[CheckFinding]:
     """Compare the configured step, in its precision and compiled if it is, with rows in float64."""
-    config = with_changes(subject.config, DROPOUT="0.0")
+    config = with_changes(subject.config, **NO_DROPOUT)
     by_rows = with_changes(config, COMPILE=False, **_backends(config, _BY_ROWS))
     length = min(config.model.shape.block_size, len(subject.context.tokens))
     ids_BT = torch.from_numpy(subject.context.tokens[None, :length]).to(device)

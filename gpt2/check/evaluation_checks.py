@@ -372,7 +372,8 @@ def _expected_summary(
         "iterations": len(traced.losses),
         "tokens": len(traced.losses) * small.train.global_batch * small.model.shape.block_size,
         "unigram_entropy": -float((shares * np.log(shares)).sum()),
-        "parameters": sum(weight.numel() for weight in traced.initial_weights.values()),
+        # Of the model before a frozen base is stored as codes.
+        "parameters": sum(parameter.numel() for parameter in GPT(small.model).parameters()),
         "sparsity": session.pruner.sparsity(),
         "sparsity_by_layer": {n: zero.double().mean().item() for n, zero in zeros.items()},
         "data_order_digest": session.order.state_dict(),

@@ -18,6 +18,8 @@ from gpt2.check.subject import StepUnderTest
 from gpt2.config import Config
 from gpt2.mlp.mlp import reference_request
 from gpt2.model import GPT, Execution
+from gpt2.reference import with_adapters
+from lib.optim.optimizers import trainable_parameters
 
 _TOLERANCE = 1e-9
 # Parts of the context, each of which has a compared row; not a divisor of block sizes.
@@ -38,12 +40,13 @@ def check_long(subject: StepUnderTest) -> list[CheckFinding]:
     if model.wpe is not None:
         embedding_BTC = embedding_BTC + model.wpe.weight.detach()[:length]
     findings = _compare("embeddings", embedded_BTC, embedding_BTC, range(length))
-    parameters = {"the input": input_BTC, **dict(model.blocks[0].attn.named_parameters())}
+    parameters = {"the input": input_BTC, **trainable_parameters(model.blocks[0].attn)}
     rows = _rows(config, height)
-    leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
+    every = {"the input": input_BTC, **dict(model.blocks[0].attn.named_parameters())}
+    leaves = {name: x.detach().requires_grad_() for name, x in every.items()}
     expected_BrC, expected_BrS = reference.attention(
         leaves["the input"],
-        leaves,
+        with_adapters(leaves, config.model),
         shape.n_head,
         config.model.attention,
         reference_request(config.model.sites()[0], config.model.mlp),
@@ -55,7 +58,7 @@ def check_long(subject: StepUnderTest) -> list[CheckFinding]:
     for what, (actual, expected) in pairs.items():
         findings += _compare(what, actual, expected, rows)
     gradients, by_formula = (
-        _gradients([pair[side] for pair in pairs.values()], list(inputs.values()))
+        _gradients([pair[side] for pair in pairs.values()], [inputs[name] for name in parameters])
         for side, inputs in enumerate((parameters, leaves))
     )
     # The gradient of queries is zero up to rounding if every row has a single key.
@@ -73,7 +76,8 @@ def _forward(model: GPT, idx_BT: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
     seen: list[Any] = []
     block = model.blocks[0]
     hooks = [
-        block.register_forward_pre_hook(lambda module, given: seen.append(given[0])),
+        # Frozen embeddings require no gradient.
+        block.register_forward_pre_hook(lambda part, given: seen.append(_leaf(given[0]))),
         block.attn.register_forward_hook(lambda module, given, out: seen.extend((given[0], *out))),
     ]
     model.hidden(idx_BT)
@@ -81,6 +85,11 @@ def _forward(model: GPT, idx_BT: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
         hook.remove()
     embedded_BTC, input_BTC, out_BTC, view = seen
     return embedded_BTC, input_BTC, out_BTC, view.weights_BTS
+
+
+def _leaf(x: Tensor) -> Tensor:
+    """Return the tensor, which requires a gradient from now on."""
+    return x if x.requires_grad else x.requires_grad_()
 
 
 def _gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Tensor]:

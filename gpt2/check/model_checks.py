@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpt2 import reference
 from gpt2.attention import reference as attention_reference
@@ -25,6 +25,7 @@ from gpt2.loss import IGNORE_INDEX, LogitsChunks
 from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
 from lib.config.field import SymbolValue
+from lib.optim.optimizers import trainable_parameters
 
 _CAUSAL_TOLERANCE = 1e-12
 
@@ -67,7 +68,12 @@ def _by_gradient(subject: StepUnderTest) -> Iterator[CheckFinding]:
     positions = _positions(subject.tokens(1))[:-1]
     idx_BT = subject.tokens(1).expand(len(positions), -1)
     embedded: list[Tensor] = []
-    hook = subject.model.wte.register_forward_hook(lambda part, given, out: embedded.append(out))
+
+    def keep(part: nn.Module, given: Any, out_BTC: Tensor) -> None:
+        # The embedding may be frozen.
+        embedded.append(out_BTC if out_BTC.requires_grad else out_BTC.requires_grad_())
+
+    hook = subject.model.wte.register_forward_hook(keep)
     logits_BTV = subject.model(idx_BT)
     hook.remove()
     selected = torch.stack([logits_BTV[b, t] for b, t in enumerate(positions)])
@@ -111,7 +117,7 @@ def check_gradients(subject: StepUnderTest) -> Iterator[CheckFinding]:
     always_moves = subject.config.optimizer.name != "sgd"
     filled = {key.split()[0]: norm for key, (_, norm) in subject.fingerprint.gradients.items()}
     steps = f"in {GRADIENT_STEPS} optimizer steps from the initialization"
-    for name, parameter in traced.session.model.named_parameters():
+    for name, parameter in trainable_parameters(traced.session.model).items():
         norm, trained = filled.get(name, 0.0), traced.gradient_sums[name]
         finite, learns = math.isfinite(norm + trained), norm != 0.0 and trained != 0.0
         yield from expect(finite, "finite-gradient", f"a finite gradient of {name}", "NaN or inf")
@@ -139,7 +145,7 @@ def _with_dropout(subject: StepUnderTest) -> Iterator[CheckFinding]:
     detaches = any(value for name, value in options if name.startswith("detach"))
     if detaches or (model := subject.dropping) is None:
         return
-    idx_BT, parameters = subject.tokens(1), list(model.train().parameters())
+    idx_BT, parameters = subject.tokens(1), list(trainable_parameters(model.train()).values())
     generator = torch.Generator().manual_seed(0)
     directions = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in parameters]
     before = [p.detach().clone() for p in parameters]
@@ -332,7 +338,7 @@ def _statistics(subject: StepUnderTest) -> list[CheckFinding]:
     for number, (block, (x_BTC, state, *_)) in enumerate(zip(blocks, inputs, strict=True)):
         formulas = attention_reference.mean_statistics(
             x_BTC,
-            dict(block.attn.named_parameters()),
+            reference.with_adapters(dict(block.attn.named_parameters()), model),
             model.shape.n_head,
             model.attention,
             state.latent_shift_BTR,
@@ -345,7 +351,7 @@ def _statistics(subject: StepUnderTest) -> list[CheckFinding]:
 
 def _components(config: ModelConfig) -> list[PartOptions]:
     """Return the options of the components that a model may have or not."""
-    return [*config.attention.added, *config.mlp.mechanisms]
+    return [*config.attention.added, *config.mlp.mechanisms, *config.adapters]
 
 
 def _zero_strength(subject: StepUnderTest) -> list[CheckFinding]:

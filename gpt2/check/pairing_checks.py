@@ -72,7 +72,8 @@ def _streams(config: Config, weights: Mapping[str, Tensor]) -> list[CheckFinding
     """Check that every matrix is drawn from its stream of SEED and INIT_STREAM, unless it is zero."""
     number, wrong = config.init.init_stream, []
     for name, matrix in weights.items():
-        if matrix.ndim < 2 or not matrix.any():
+        # Codes of a frozen base are those of matrices that were drawn.
+        if matrix.ndim < 2 or ".codes." in name or not matrix.any():
             continue
         purpose = f"init-{number}/{name}" if number else f"init/{name}"
         generator = torch.Generator().manual_seed(stream_key(config.seed, purpose))

@@ -36,6 +36,7 @@ from lib.env.process_group import ProcessGroup
 from lib.env.ranks import ProcessRank
 from lib.env.sharded import whole
 from lib.errors import DataError, Problem
+from lib.optim.optimizers import trainable_parameters
 from lib.runs.checkpoint import weights_digest
 
 _LENGTH = 17
@@ -69,7 +70,7 @@ def check_parallel(subject: StepUnderTest) -> Iterator[CheckFinding]:
     for rank, loss in enumerate(losses):
         what = f"on rank {rank}, as in one process, the loss"
         yield from compare("same-loss", what, loss, whole_loss.item(), _LOSS_TOLERANCE)
-    for name, parameter in model.named_parameters():
+    for name, parameter in trainable_parameters(model).items():
         everywhere = all(found[name] is not None for found in gradients)
         expected = f"a gradient of {name} on both ranks"
         yield from expect(everywhere, "gradient-on-all-ranks", expected, "none")

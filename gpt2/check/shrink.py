@@ -23,6 +23,7 @@ ITERATIONS = 6
 LONG_CONTEXT = 1024
 LONG_HEADS = 2
 
+NO_DROPOUT: dict[str, SymbolValue] = {"DROPOUT": "0.0", "LORA_DROPOUT": "0.0"}
 # Settings of a small run on byte tokens on a CPU.
 _ENVIRONMENT: dict[str, SymbolValue] = {
     "MODEL_SIZE": "custom",
@@ -84,7 +85,7 @@ def long_config(config: Config) -> Config:
     shape = config.model.shape
     full = shape.block_size
     hidden = max(4 * shape.n_embd, *config.model.hidden_widths())
-    form: dict[str, SymbolValue] = {"N_LAYER": 1, "DROPOUT": "0.0", "PRECISION": "fp32"}
+    form: dict[str, SymbolValue] = {"N_LAYER": 1, "PRECISION": "fp32", **NO_DROPOUT}
     # The MLP is sized by its hidden width. If it is configured by its ratio, the widths of its
     # mechanisms are derived, and their symbols are 0: take the widths that the mechanisms declare.
     form |= {

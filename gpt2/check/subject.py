@@ -18,7 +18,7 @@ from gpt2.check.cases import CheckCase
 from gpt2.check.context import CheckContext
 from gpt2.check.distinct import Fingerprint, Projections
 from gpt2.check.short_run import ShortRun, TracedRun
-from gpt2.check.shrink import CONTEXT, small_config, with_changes
+from gpt2.check.shrink import CONTEXT, NO_DROPOUT, small_config, with_changes
 from gpt2.config import Config
 from gpt2.loss import BLOCK_ELEMENTS, LogitsChunks
 from gpt2.model import GPT, Execution
@@ -117,7 +117,7 @@ class StepUnderTest:
     @cached_property
     def small_exact(self) -> Config:
         """Return the small step as a deterministic function: no dropout, fp32."""
-        exact = {"DROPOUT": "0.0", "PRECISION": "fp32"}
+        exact = {"PRECISION": "fp32", **NO_DROPOUT}
         return small_config(self.config, self._configs.values(), **exact)
 
     @cached_property

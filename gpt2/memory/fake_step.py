@@ -27,16 +27,18 @@ from gpt2.attention.backends import Place
 from gpt2.attention.components import RowChunk
 from gpt2.attention.rows import GPU_CHUNK_ELEMENTS, ScoreChunks
 from gpt2.config import Config
+from gpt2.lora import store_base
 from gpt2.loss import LogitsChunks
 from gpt2.memory.fake_kernels import fake_nsa_kernels, fake_tile_launch
 from gpt2.memory.sharding import ShardedParameters
 from gpt2.memory.tracker import BytesByCategory, StorageTracker
-from gpt2.model import GPT, Execution
+from gpt2.model import GPT, Execution, count_parameters
 from gpt2.nsa.module import Nsa
 from gpt2.training.loop import step_on_tokens
 from gpt2.training.state import build_state
 from lib.env.gpu import Gpu
 from lib.errors import ConfigError, Problem, RunError
+from lib.optim.optimizers import trainable_parameters
 from lib.project import ROOT
 from lib.pruning.pruners import Pruner
 
@@ -229,6 +231,7 @@ class FakeTrainingStep:
         self.location = "building the model"
         with self._named_errors(), StorageTracker():
             self.model = GPT(self.config.model)
+            store_base(self.model, self.config.model.adapters)
             self.state = build_state(self.config, self.model)
             is_sharded = config.machine.data_parallel == "fsdp"
             ranks = config.train.gpus if is_sharded else 1
@@ -243,7 +246,7 @@ class FakeTrainingStep:
     @property
     def parameters(self) -> int:
         """Return the number of parameters of the configured model."""
-        others = sum(p.numel() for p in self.model.h[1].parameters()) if self.omitted else 0
+        others = count_parameters(self.model.h[1]) if self.omitted else 0
         return self.model.num_params() + self.omitted * others
 
     def needs(self, target: Gpu | None, batch: int) -> StepNeeds:
@@ -298,7 +301,7 @@ class FakeTrainingStep:
                 pattern.packs = lambda q: packs and q.dtype == torch.bfloat16
 
     def _set_gradients(self) -> None:
-        for parameter in self.model.parameters():
+        for parameter in trainable_parameters(self.model).values():
             parameter.grad = torch.empty_like(parameter)
 
     def _track_static(self, tracker: StorageTracker, accumulates: bool) -> BytesByCategory:
@@ -327,10 +330,10 @@ class FakeTrainingStep:
                     tracker.is_now(tensor, category, size)
                     sizes[category] += size
             held = []
-            if accumulates and not gradients:
+            if accumulates and not gradients and p.requires_grad:
                 # Whole gradients of sharded parameters exist in the backward pass of a block only.
                 held.append("gradients")
-            if self.config.train.gpus > 1 and self.sharded.ranks == 1:
+            if self.config.train.gpus > 1 and self.sharded.ranks == 1 and p.requires_grad:
                 # A copy of the gradient in a bucket of DistributedDataParallel.
                 held.append("temporaries")
             for category in held:
@@ -348,7 +351,7 @@ class FakeTrainingStep:
             hooks.append(block.register_forward_pre_hook(_entering(tracker, f"forward, {name}")))
             hooks.append(block.register_forward_hook(self._watch_backward(tracker, name)))
         hooks.append(self.model.ln_f.register_forward_pre_hook(_entering(tracker, "head")))
-        for p in self.model.parameters():
+        for p in trainable_parameters(self.model).values():
             hook = p.register_post_accumulate_grad_hook(
                 lambda p: self.sharded.reduced(tracker, p, accumulates)
             )

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gpt2.attention.options import AttentionWeightsOptions
+from gpt2.attention.projections import AdaptableLinear
 from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.kv_cache import BlockKVCache
 from gpt2.mlp import activations, cross_token, gate, latent
@@ -19,7 +20,6 @@ from gpt2.mlp.options import (
     MlpCrossTokenOptions,
     MlpLatentOptions,
 )
-from lib.pruning.layers import StackedLinear
 
 # Modules between activation and ``c_proj``, called with the options, the hidden width, the mechanism's
 # width and the site. Their forward takes the hidden layer, the view of attention, the state for the
@@ -40,7 +40,7 @@ class Mlp(nn.Module):
         shape, size = site.shape, config.size(site)
         # A gated activation reads two matrices.
         rows = [size.hidden] * config.activation.fc_outputs
-        self.c_fc = StackedLinear(shape.n_embd, rows, shape.bias)
+        self.c_fc = AdaptableLinear(shape.n_embd, rows, shape.bias)
         self.activation = activations.FUNCTIONS[type(config.activation)]
         self.mechanisms = nn.ModuleDict(
             {
@@ -50,7 +50,7 @@ class Mlp(nn.Module):
                 for options in config.built(site)
             }
         )
-        self.c_proj = nn.Linear(size.hidden, shape.n_embd, bias=shape.bias)
+        self.c_proj = AdaptableLinear(size.hidden, [shape.n_embd], shape.bias)
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(

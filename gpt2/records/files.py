@@ -20,6 +20,7 @@ from gpt2.mlp.options import ACTIVATIONS, MECHANISMS
 from gpt2.model_config import NORMS
 from gpt2.study.arguments import RunLookup
 from gpt2.study.resolve import configured_values
+from gpt2.weights.options import ADAPTERS
 from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting
 from lib.config.field import SymbolValue, missing_symbol
 from lib.config.layers import ConfigLayer, to_kconfig_text
@@ -94,7 +95,7 @@ def read_resolved_config(run: RunDir, build_dir: Path | None = None) -> Config:
 
 # Every registry of components that the identity of a run names.
 REGISTRIES: tuple[Registry[Any], ...] = (
-    *(*ATTENTION, ACTIVATIONS, MECHANISMS, NORMS),
+    *(*ATTENTION, ACTIVATIONS, MECHANISMS, NORMS, ADAPTERS),
     *(OPTIMIZERS, ADAMWPRUNE_BASES, PRUNERS),
 )
 # Outside of the identity: what selects the rows, flags and texts that a run records, and what sets or

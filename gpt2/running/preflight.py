@@ -15,6 +15,7 @@ from gpt2.config import Config
 from gpt2.data.dataset import open_dataset
 from gpt2.data.prepare import prepare_dataset
 from gpt2.model_config import ModelConfig
+from gpt2.quantized.options import missing_package
 from gpt2.training.budget import TrainingBudget
 from gpt2.weights.match import weight_mismatches
 from gpt2.weights.source import download_weights
@@ -151,6 +152,8 @@ def conditions(
     for environment in dict.fromkeys(c.environment for c in configs):
         for name, problems in environment_problems(environment, here, place.results).items():
             checked[name] = checked.get(name, []) + problems
+    bases = dict.fromkeys(part.base for c in configs for part in c.model.adapters)
+    checked["packages"] = checked["packages"] + missing_package(bases, "LORA_BASE")
     profiles = dict.fromkeys(c.repro.profile for c in configs)
     checked["committed"] = [p for each in profiles for p in uncommitted_problems(each, place.dirty)]
     machines = dict.fromkeys((c.machine, c.train.gpus) for c in configs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpt2.config import Config, refuse_unpaired_compile
+from gpt2.config import Config, refuse_adapters_without_base, refuse_unpaired_compile
 from gpt2.memory.micro_batch import (
     MicroBatch,
     is_automatic,
@@ -260,6 +260,7 @@ def with_runs(plan: Plan, steps: str = "", seeds: str = "") -> Plan:
         tree.resolve([ConfigLayer.of("command line", "SEEDS", {"SEED": seed})])
     block = _chosen(plan, steps, has_controls)
     refuse_unpaired_compile([config for _, config in block])
+    refuse_adapters_without_base([config for _, config in block])
     runs = _runs_of(plan.folder, block, numbers, auto.variants if auto else None)
     looks = plan.base.verdicts.look_plan if auto else LookPlan.fixed(len(numbers))
     return replace(plan, runs=runs, auto=auto, looks=looks)

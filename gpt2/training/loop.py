@@ -21,6 +21,7 @@ from gpt2.config import Config
 from gpt2.data import tokenizer
 from gpt2.data.dataset import data_folder, open_dataset
 from gpt2.evaluate import EvaluationResult, Evaluator
+from gpt2.lora import store_base
 from gpt2.model import GPT
 from gpt2.records.files import read_planned_config
 from gpt2.study.notes import notes
@@ -165,11 +166,12 @@ def open_session(
     model.init_weights(config.seed, config.init.init_stream)
     # Digests of the files that the initial weights were loaded from.
     initial = load_initial_weights(model, config, build_dir, records.line)
+    store_base(model, config.model.adapters)
     weights = weights_digest(dict(model.named_parameters()))
     init_digests = _require_equal(group, "initial weights", weights)
     state = build_state(config, model, group, device)
     state.alive = records.alive
-    if config.init.iteration is not None:
+    if config.init.iteration is not None and not config.model.adapters:
         continue_optimizer(state, build_dir, records.line)
     # After initialization, because it has separate generators.
     seed_all(config.seed, group.rank)
@@ -469,8 +471,10 @@ def accumulate_gradients(state: TrainState, micro_batches: list[MicroBatch]) -> 
 def _gradient_norms(parameters: list[nn.Parameter]) -> Tensor:
     """Return the norm of each parameter's gradient; zero if the loss does not depend on it."""
     rows = [local(p.detach() if p.grad is None else p.grad) for p in parameters]
+    # A frozen parameter may be integers.
+    zero = torch.zeros((), device=rows[0].device)
     gradients = [
-        row.new_zeros(()) if p.grad is None else row
+        row if p.grad is not None else zero.to(row.dtype if row.is_floating_point() else zero.dtype)
         for p, row in zip(parameters, rows, strict=True)
     ]
     norms = torch.stack(torch._foreach_norm(gradients))

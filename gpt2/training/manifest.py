@@ -18,9 +18,11 @@ from gpt2.attention.sdpa_kernels import (
 )
 from gpt2.attention.triton import place_of
 from gpt2.data.loader import batch_iterable
+from gpt2.lora import CodedMatrix
 from gpt2.loss import fused_loss
 from gpt2.model import initial_weights_stream
 from gpt2.nsa.options import NsaOptions, resolve_backend
+from gpt2.quantized.options import quantization_fields
 from gpt2.records.files import read_settings
 from gpt2.training.rng import ALGORITHMS, POLICY, dropout_seed, rng_digests
 from gpt2.training.state import TrainingSession
@@ -55,9 +57,7 @@ def observed_settings(session: TrainingSession) -> dict[str, Setting]:
         # Fixed: recomputation always uses the same dropout masks.
         "checkpoint_preserve_rng_state": (True, True, True),
         "checkpoint_use_reentrant": (False, False, False),
-        # Of training, which is never quantized.
-        "quantization_enabled": (False, False, False),
-        "quantization_scheme": ("none", "none", "none"),
+        **_quantization(session),
         **_loader(session),
     }
     names = ("requested", "resolved", "observed")
@@ -80,6 +80,15 @@ def _compiler(session: TrainingSession) -> _States:
         resolved, observed = (default if on else None for on in (machine.compile, compiled))
         states[f"torch_compile_{name}"] = (resolved, resolved, observed)
     return states | {"compile_warmup_steps": (machine.warmup_iterations,) * 3}
+
+
+def _quantization(session: TrainingSession) -> _States:
+    """Return how the frozen matrices are stored; the fields of bitsandbytes only if it is used."""
+    schemes = [part.base for part in session.config.model.adapters if part.base != "fp32"]
+    stored = {m.scheme for m in session.model.modules() if isinstance(m, CodedMatrix)}
+    requested, observed = (quantization_fields(*each) for each in (schemes, stored))
+    names = [n for n in requested if not n.startswith("bnb") or requested[n] is not None]
+    return {name: (requested[name], requested[name], observed[name]) for name in names}
 
 
 def _gradient_exchange(session: TrainingSession) -> _States:

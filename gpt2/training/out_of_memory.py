@@ -5,25 +5,21 @@ logged. Shape suffixes: B micro-batch, T tokens.
 """
 
 import gc
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from gpt2.config import Config
+from gpt2.quantized.options import FOUR_BIT_SCHEMES
 from gpt2.training.state import StepSnapshot, TrainingSession, TrainState, on_device
 from lib.env.gpu import peak_memory_bytes
 from lib.env.machine import autocast
 from lib.errors import Problem, RunError
 from lib.units import format_size
 
-# Further measures, and the reason why they are not applied.
-UNSUPPORTED_FALLBACKS = {
-    "shorter sequence": "would change the experiment",
-    "smaller list": "applies to ranking only",
-    "LoRA or QLoRA": "applies to fine-tuning only",
-    "4-bit weights": "applies to fine-tuning only",
-}
 # With two micro-batches, gradients and activations are in memory at the same time.
 _PROBED_MICRO_BATCHES = 2
 _CPU_ALLOCATOR = "DefaultCPUAllocator: "
@@ -65,6 +61,23 @@ def probe_memory(state: TrainState, begun: StepSnapshot) -> None:
     state.steps_to_probe -= 1
 
 
+def other_experiments(config: Config) -> dict[str, str]:
+    """Return measures that need less memory and change the experiment, and their settings.
+
+    In the order in which to try them. Weights of LoRA are frozen, so it begins with trained ones.
+    """
+    length, base = config.model.shape.block_size, config.init.init_from or "run:NAME"
+    measures = {"a shorter sequence": f"BLOCK_SIZE={length // 2}"} if length >= 16 else {}
+    stored = {options.base for options in config.model.adapters}
+    if not stored:
+        measures["LoRA"] = f"LORA=y PRUNING_NONE=y INIT_FROM={base}"
+    if not stored & set(FOUR_BIT_SCHEMES):
+        measures["LoRA on weights of 4 bits"] = (
+            f"LORA=y LORA_BASE_NF4=y PRUNING_NONE=y INIT_FROM={base}"
+        )
+    return measures
+
+
 def apply_next_fallback(session: TrainingSession, cause: str) -> dict[str, Any]:
     """Apply the next fallback: half the micro-batch down to one sequence, then checkpointing.
 
@@ -85,8 +98,9 @@ def apply_next_fallback(session: TrainingSession, cause: str) -> dict[str, Any]:
     elif not recomputes and not compiled:
         action, before, after = "gradient checkpointing", {"on": False}, {"on": True}
     else:
-        for name, reason in UNSUPPORTED_FALLBACKS.items():
-            session.records.line("OOM", f"{name}: not applied ({reason})")
+        for measure, settings in other_experiments(session.config).items():
+            text = f"{measure} changes the experiment; as an arm of its own, type: make"
+            session.records.line("OOM", f"{text} SET={shlex.quote(settings)}")
         what = (
             f"out of memory at it {session.iteration + 1} with BATCH_SIZE={size}, "
             f"gradient checkpointing {'on' if recomputes else 'not available'}"

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from gpt2.config import Config
+from gpt2.lora import merged_weights, store_base
 from gpt2.model import GPT
+from gpt2.records.files import read_resolved_config
 from gpt2.weights import hf, source
 from gpt2.weights.match import weight_mismatches
 from lib.errors import ConfigError, PreflightError, Problem
@@ -44,8 +46,15 @@ def load_initial_weights(
     elif config.init.is_run:
         source.require_recorded_weights(RunDir(folder))
     digests = {str(path.absolute()): sha256_file(path) for path in files}
-    missing = copy_weights(model, read_tensors(folder), native=source.is_native(folder))
+    native = source.is_native(folder)
+    missing = copy_weights(model, merged_tensors(folder), native=native)
+    if config.model.adapters:
+        missing = [name for name in missing if ".adapter." not in name]
     names = sorted({a or b for a, b in _PART.findall("\n".join(missing))})
+    if config.model.adapters and missing:
+        what = f"LORA: y, but {config.init.init_from} has no {', '.join(names)} (random and frozen)"
+        advice = "train the whole model first: type: SET=LORA=n"
+        raise ConfigError(Problem(what, next=advice, code="weights.config-mismatch"))
     rest = f"; randomly initialized: {len(missing)} tensors of {', '.join(names)}" if names else ""
     write("INIT", f"{config.init.init_from}: loaded all weights of {folder}{rest}")
     return digests
@@ -60,6 +69,20 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             names = {key: hf.native_name(key) for key in opened.keys()}  # noqa: SIM118
             tensors |= {name: opened.get_tensor(key) for key, name in names.items() if name}
     return tensors
+
+
+def merged_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return ``read_tensors`` of a folder; of a run with adapters, with these merged."""
+    tensors = read_tensors(folder)
+    if (folder / source.CONFIG_FILE).exists() or not source.is_native(folder):
+        return tensors
+    options = read_resolved_config(source.run_of(folder)).model
+    if not options.adapters:
+        return tensors
+    model = GPT(options)
+    store_base(model, options.adapters)
+    copy_weights(model, tensors, native=True)
+    return merged_weights(model)
 
 
 @torch.no_grad()

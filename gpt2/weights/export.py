@@ -4,10 +4,10 @@ A model that transformers' GPT-2 supports becomes one. Any other model is export
 copies of modules of this tree, for ``trust_remote_code``.
 """
 
-import dataclasses
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
 from gpt2.records.files import read_resolved_config
 from gpt2.weights import modeling
-from gpt2.weights.convert import to_hf
+from gpt2.weights.convert import merged_tensors, to_hf
 from gpt2.weights.hf import (
     HEAD_NAME,
     PER_TOKEN,
@@ -65,7 +65,9 @@ def export(run: RunDir, target: Path, build_dir: Path) -> None:
     if ``target`` has other content, PreflightError if the weights do not match their recorded digest,
     DataError if the vocabulary of the tokenizer is missing and cannot be downloaded.
     """
-    config = read_resolved_config(run, build_dir)
+    trained = read_resolved_config(run, build_dir)
+    # The weights are merged.
+    config = replace(trained, model=replace(trained.model, adapters=()))
     require_recorded_weights(run)
     target = target.absolute()
     temporary = temporary_path(target)
@@ -90,7 +92,7 @@ def export(run: RunDir, target: Path, build_dir: Path) -> None:
 
 def _write_hf(config: Config, run: RunDir, folder: Path) -> None:
     hf_config = config_json(config.model, _END_OF_TEXT[config.data.tokenizer])
-    weights = safetensors.torch.load_file(run.weights)
+    weights = merged_tensors(run.path)
     tensors = to_hf(weights, hf_config)
     _require_same_model(config.model, weights, hf_config, tensors)
     # transformers requires the format in the metadata of the file.
@@ -135,7 +137,7 @@ def _require_same_model(
 def _write_own(config: Config, run: RunDir, folder: Path) -> None:
     """Write native weights without the padding of the vocabulary, the code and the options."""
     model, end = _any_device(config.model), _END_OF_TEXT[config.data.tokenizer]
-    tensors = safetensors.torch.load_file(run.weights)
+    tensors = merged_tensors(run.path)
     for name in tensors.keys() & {*PER_TOKEN}:
         tensors[name] = tensors[name][: model.shape.vocab_size].contiguous()
     tensors = {PREFIX + name: tensor for name, tensor in tensors.items()}
@@ -175,16 +177,16 @@ def model_code(model: ModelConfig) -> dict[str, str]:
 
 def _any_device(model: ModelConfig) -> ModelConfig:
     """Return the model without padding, and without Triton kernels, which an export does not contain."""
-    auto = dataclasses.replace(model.attention, backend=model.attention.backend and "auto")
-    plain = "triton" not in dataclasses.replace(model, attention=auto).backends("gpu")
-    attention = dataclasses.replace(
+    auto = replace(model.attention, backend=model.attention.backend and "auto")
+    plain = "triton" not in replace(model, attention=auto).backends("gpu")
+    attention = replace(
         model.attention,
         backend=auto.backend if plain else "rows",
         pattern=model.attention.pattern.for_any_device(),
     )
-    return dataclasses.replace(
+    return replace(
         model,
-        shape=dataclasses.replace(model.shape, vocab_multiple=1),
+        shape=replace(model.shape, vocab_multiple=1),
         attention=attention,
         grad_checkpointing=False,
         loss_backend="torch",

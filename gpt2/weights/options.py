@@ -1,9 +1,15 @@
-"""Options of the initial weights; does not import torch."""
+"""Options of the initial weights and of adapters on them; does not import torch."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from lib.config.field import kconfig_field
+from gpt2.attention.options import PartOptions
+from gpt2.shape import Cost
+from lib.config.field import SymbolValue, kconfig_field
+from lib.config.registry import Registry
+from lib.config.small_form import at_most
 from lib.errors import ConfigError, Problem
 
 _PATH = ("/", "./", "../", "~/")
@@ -62,3 +68,53 @@ class InitialWeightsOptions:
     @property
     def is_hub(self) -> bool:
         return not self.is_run and not self.is_path
+
+
+@dataclass(frozen=True)
+class LoraOptions(PartOptions):
+    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685): W + α/r · B A with W frozen.
+
+    ``base`` is how W is stored: in fp32, or in codes as QLoRA (Dettmers et al. 2023, arXiv 2305.14314).
+    """
+
+    name: ClassVar[str] = "lora"
+    off: ClassVar[Mapping[str, SymbolValue]] = {"LORA_ALPHA": "0.0"}
+
+    rank: int = kconfig_field("LORA_RANK", small=at_most(4))
+    alpha: float = kconfig_field("LORA_ALPHA", low=0.0, high=1e4)
+    dropout: float = kconfig_field("LORA_DROPOUT", low=0.0, high=0.9)
+    attention_in: bool = kconfig_field("LORA_ATTENTION_IN")
+    attention_out: bool = kconfig_field("LORA_ATTENTION_OUT")
+    mlp_in: bool = kconfig_field("LORA_MLP_IN")
+    mlp_out: bool = kconfig_field("LORA_MLP_OUT")
+    # fp32, int8, nf4 or fp4
+    base: str = kconfig_field("LORA_BASE", off="fp32")
+
+    def __post_init__(self) -> None:
+        if not self.matrices:
+            what = "LORA_ATTENTION_IN: n, as all other LORA_ projections (expected one at least)"
+            advice = "type: SET=LORA_ATTENTION_IN=y"
+            raise ConfigError(Problem(what, next=advice, code="config.conflict"))
+
+    @property
+    def scale(self) -> float:
+        """Return α/r."""
+        return self.alpha / self.rank
+
+    @property
+    def matrices(self) -> list[str]:
+        """Return the names, within a block, of the matrices with an adapter."""
+        adapted = {
+            "attn.c_attn": self.attention_in,
+            "attn.c_proj": self.attention_out,
+            "mlp.c_fc": self.mlp_in,
+            "mlp.c_proj": self.mlp_out,
+        }
+        return [name for name, on in adapted.items() if on]
+
+    def cost(self, matrices: Mapping[str, int]) -> Cost:
+        """Return A and B in a block with these ``matrices``: name → outputs plus inputs."""
+        return Cost(weights=self.rank * sum(matrices[name] for name in self.matrices))
+
+
+ADAPTERS: Registry[LoraOptions] = Registry("adapter", LoraOptions)

@@ -22,13 +22,17 @@ class ParameterGroup(TypedDict):
 def embedding_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trainable weights of embedding tables and of an output head, tied or not, by name."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | PaddedHead)}
-    return {name: p for name, p in _trainable(model).items() if id(p) in tables}
+    return {name: p for name, p in trainable_parameters(model).items() if id(p) in tables}
 
 
 def matrix_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return trainable parameters with two or more dimensions by name, without tables and head."""
     tables = embedding_parameters(model)
-    return {name: p for name, p in _trainable(model).items() if p.ndim >= 2 and name not in tables}
+    return {
+        name: p
+        for name, p in trainable_parameters(model).items()
+        if p.ndim >= 2 and name not in tables
+    }
 
 
 def parameter_groups(
@@ -42,7 +46,7 @@ def parameter_groups(
     ``whole_matrices`` moves hidden matrices to groups of their own before these, one for each shape.
     """
     decayed = matrix_parameters(model)
-    undecayed = {name: p for name, p in _trainable(model).items() if name not in decayed}
+    undecayed = {name: p for name, p in trainable_parameters(model).items() if name not in decayed}
     by_shape: dict[Any, ParameterGroup] = {}
     for name, rows in (_hidden_rows(model) if whole_matrices else {}).items():
         parameter = decayed.pop(name)
@@ -64,7 +68,8 @@ def _hidden_rows(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {n: stacked.get(id(p), (p.shape[-2],)) for n, p in matrix_parameters(model).items()}
 
 
-def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are not frozen, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 

@@ -125,6 +125,10 @@ def _name_style(row: Row) -> str:
     return "name"
 
 
+# Results of quantized weights are never shown without a label.
+_WEIGHTS = Column("weights", _of("weights"), ["weights"], True, rank=2)
+
+
 def columns(document: Document) -> list[Column]:
     """Return the columns of the main table; a sweep is compared with its first row."""
     rows, name, reference = document["rows"], "run", "first row"
@@ -138,6 +142,7 @@ def columns(document: Document) -> list[Column]:
         Column("#", _number, ["number"]),
         Column(name, _of("slug"), ["slug", "parent"], True, _numbered, 1, _name_style),
         *(Column(label, _of(label), [label], True, rank=2) for label in labels),
+        *([_WEIGHTS] if any("weights" in row for row in rows) else []),
         Column("", None, ["n"]),
         Column(
             "val loss",

@@ -430,6 +430,7 @@ def _row(study: JudgedStudy, arm: str) -> dict[str, Any]:
         "changes": dict(variant.delta or {}),
         "levels": dict(variant.levels or {}),
         "labels": dict(labels),
+        **_weights(records),
         **figures,
         # exp(mean loss): the geometric mean of the seeds' perplexities.
         "perplexity": _perplexity(loss) if study.plan.unit == NATS else None,
@@ -446,6 +447,13 @@ def _row(study: JudgedStudy, arm: str) -> dict[str, Any]:
         "configurations": [origin["configuration"] for origin in origins],
         "commits": list(dict.fromkeys(origin["commit"] or UNKNOWN for origin in origins)),
     }
+
+
+def _weights(records: Sequence[RunRecord]) -> dict[str, str]:
+    """Return how trained weights are stored, if it is not in full precision."""
+    facts = [observed_facts(record) for record in records]
+    schemes = {str(each.get("knobs.quantization_scheme", "none")) for each in facts}
+    return {"weights": ", ".join(sorted(schemes))} if schemes - {"none"} else {}
 
 
 def _losses(runs: Sequence[SeedOutcome]) -> dict[int, float]:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gpt2.model import GPT
-from gpt2.quantized.evaluate import quantize, quantize_dequantize_int8
+from gpt2.quantized.codes import decode, encode
+from gpt2.quantized.evaluate import quantize
 from gpt2.quantized.options import SCHEMES, parse_schemes
 from gpt2.study.resolve import resolve_config
 from lib.config.layers import ConfigLayer
@@ -52,15 +53,16 @@ def weight() -> Tensor:
 
 
 def test_int8_is_the_nearest_of_255_steps_of_each_row():
-    values, taken = quantize_dequantize_int8(weight())
+    codes, scales = encode(weight(), "int8")
+    values = decode(codes, scales, "int8", 5, 24)
     for row, rounded in zip(weight().double().tolist(), values.tolist(), strict=True):
         step = max(map(abs, row)) / 127
         for number, found in zip(row, rounded, strict=True):
             expected = round(number / step) * step if step else 0.0
             assert found == pytest.approx(expected, rel=1e-6, abs=1e-12)
             assert abs(found - number) <= step / 2 * (1 + 1e-5)
-    assert taken == 5 * 24 + 5 * 4
-    assert torch.equal(quantize_dequantize_int8(values)[0], values)
+    assert codes.nbytes + scales.nbytes == 5 * 24 + 5 * 4
+    assert torch.equal(encode(values, "int8")[0], codes)
 
 
 @WITH_BITSANDBYTES

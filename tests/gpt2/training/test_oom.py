@@ -16,7 +16,7 @@ import torch
 
 from gpt2.model import GPT
 from gpt2.training.loop import optimizer_step
-from gpt2.training.out_of_memory import UNSUPPORTED_FALLBACKS, apply_next_fallback
+from gpt2.training.out_of_memory import apply_next_fallback
 from lib.errors import ConfigError, RunError
 from lib.runs.run_dir import State
 from tests.gpt2.training.conftest import at_call
@@ -154,7 +154,13 @@ def test_after_the_last_fallback_the_run_fails_with_advice(configure, train):
         failed = train(configure(**WHOLE))
     assert (failed.status.state, failed.status.exit_code) == (State.FAILED, 1)
     assert "with BATCH_SIZE=1, gradient checkpointing on" in failed.status.message
-    assert all(f"OOM {name}: " in failed.lines() for name in UNSUPPORTED_FALLBACKS)
+    # In this order, each as the command of a run that is another experiment.
+    commands = [line for line in failed.lines().splitlines() if "as an arm of its own" in line]
+    assert [line.partition("make SET=")[2] for line in commands] == [
+        "BLOCK_SIZE=8",
+        "'LORA=y PRUNING_NONE=y INIT_FROM=run:NAME'",
+        "'LORA=y LORA_BASE_NF4=y PRUNING_NONE=y INIT_FROM=run:NAME'",
+    ]
     assert [(r["from"], r["to"]) for r in fallbacks(failed)] == [
         *DOWN_TO_1,
         ({"on": False}, {"on": True}),
