@@ -17,18 +17,19 @@ from lib.env.process_group import ProcessGroup
 from lib.errors import Problem, RunError
 
 
-def test_an_exception_in_a_check_is_a_defect_of_the_check():
+@pytest.mark.parametrize(
+    ("call", "argument", "code", "words"),
+    [
+        (model_checks.check_causal, SimpleNamespace(), "check.defect", "model_checks.py"),
+        (torch.nn.Linear(2, 3), torch.zeros(3), "check.exception", "RuntimeError"),
+    ],
+)
+def test_an_exception_in_a_check_is_its_defect_and_any_other_one_of_the_code(
+    call, argument, code, words
+):
     with ErrorCapture() as outcome:
-        model_checks.check_causal(SimpleNamespace())
-    assert outcome.code == "check.defect"
-    assert "AttributeError" in outcome.text and "model_checks.py" in outcome.text
-
-
-def test_any_other_exception_is_one_of_the_checked_code():
-    with ErrorCapture() as outcome:
-        torch.nn.Linear(2, 3)(torch.zeros(3))
-    assert outcome.code == "check.exception"
-    assert "RuntimeError" in outcome.text
+        call(argument)
+    assert outcome.code == code and words in outcome.text
 
 
 def test_an_error_with_a_code_keeps_it_and_loses_its_advice():
