@@ -43,11 +43,10 @@ def test_gradients_are_bit_identical(name):
 
 def test_activations_inside_a_block_are_not_saved():
     """Count the bytes that autograd saves between forward and backward."""
-    model = GPT(make_model_config(n_layer=3, n_embd=64))
     idx_BT = torch.zeros(4, 16, dtype=torch.long)
 
     def saved(recompute: bool) -> int:
-        model.grad_checkpointing = recompute
+        model = GPT(make_model_config(n_layer=3, n_embd=64, grad_checkpointing=recompute))
         sizes = {}
 
         def pack(tensor: Tensor) -> Tensor:
@@ -60,8 +59,3 @@ def test_activations_inside_a_block_are_not_saved():
         return sum(sizes.values())
 
     assert saved(recompute=True) < saved(recompute=False) / 2
-
-
-def test_the_configuration_enables_checkpointing():
-    assert GPT(make_model_config(grad_checkpointing=True)).grad_checkpointing
-    assert not GPT(make_model_config()).grad_checkpointing

@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpt2.generate import SamplingOptions, generate
 from gpt2.model import GPT
@@ -28,56 +30,48 @@ def naive(logits: list[float], sampling: SamplingOptions) -> list[float]:
     return [weights[i] / total if i in nucleus else 0.0 for i in range(len(logits))]
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
-@pytest.mark.parametrize("top_k", [0, 1, 5, 100])
-@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.93, 1.0])
-def test_the_distribution_is_as_defined(temperature, top_k, top_p):
+@given(
+    st.sampled_from([0.3, 1.0, 2.5]),
+    st.sampled_from([0, 1, 5, 100]),
+    st.sampled_from([0.01, 0.5, 0.93, 1.0]),
+    st.integers(0, 99),
+)
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+def test_the_distribution_is_as_defined(temperature, top_k, top_p, seed):
     sampling = SamplingOptions(temperature, top_k, top_p)
-    for seed in range(5):
-        logits_V = torch.randn(20, generator=torch.Generator().manual_seed(seed)) * 2
-        expected = torch.tensor(naive(logits_V.tolist(), sampling))
-        torch.testing.assert_close(sampling.distribution(logits_V), expected, rtol=1e-4, atol=1e-6)
+    logits_V = torch.randn(20, generator=torch.Generator().manual_seed(seed)) * 2
+    expected = torch.tensor(naive(logits_V.tolist(), sampling))
+    torch.testing.assert_close(sampling.distribution(logits_V), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_ties_keep_the_lower_token_ids():
+def test_ties_zero_temperature_and_defaults():
     probabilities = SamplingOptions(top_k=2).distribution(torch.tensor([0.0, 1.0, 1.0, 1.0]))
     assert probabilities.tolist() == [0.0, 0.5, 0.5, 0.0]
-
-
-def test_defaults_are_bitwise_the_softmax_of_the_model():
     logits_V = torch.randn(300) * 5
     assert torch.equal(SamplingOptions().distribution(logits_V), torch.softmax(logits_V, -1))
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1e-6, 1e-300])
-def test_temperature_zero_selects_the_most_likely(temperature):
+    generator = torch.Generator().manual_seed(0)
     logits_V = torch.tensor([0.1, 3.0, 2.9, -1.0])
-    assert SamplingOptions(temperature).draw(logits_V, torch.Generator().manual_seed(0)) == 1
-
-
-def test_draws_follow_the_distribution():
-    """A token of probability 0.5 is missed once in 2^60."""
-    logits_V, generator = torch.tensor([0.0, 0.0, -9.0]), torch.Generator().manual_seed(0)
+    for temperature in (0.0, 1e-6, 1e-300):
+        assert SamplingOptions(temperature).draw(logits_V, generator) == 1
+    # A token of probability 0.5 is missed once in 2^60.
+    logits_V = torch.tensor([0.0, 0.0, -9.0])
     assert {SamplingOptions(top_k=2).draw(logits_V, generator) for _ in range(60)} == {0, 1}
 
 
 @pytest.mark.parametrize(
-    ("options", "names"),
+    ("name", "values"),
     [
-        ({"temperature": -0.1}, ["TEMPERATURE"]),
-        ({"temperature": math.nan}, ["TEMPERATURE"]),
-        ({"temperature": math.inf}, ["TEMPERATURE"]),
-        ({"top_p": 0.0}, ["TOP_P"]),
-        ({"top_p": 1.01}, ["TOP_P"]),
-        ({"top_p": math.nan}, ["TOP_P"]),
-        ({"top_k": -1}, ["TOP_K"]),
+        ("temperature", (-0.1, math.nan, math.inf)),
+        ("top_p", (0.0, 1.01, math.nan)),
+        ("top_k", (-1,)),
     ],
 )
-def test_out_of_range_values_are_rejected(options, names):
-    with pytest.raises(ConfigError) as error:
-        SamplingOptions(**options)
-    assert [problem.where for problem in error.value.problems] == names
-    assert error.value.codes == ["usage.out-of-range"] * len(names)
+def test_out_of_range_values_are_rejected(name, values):
+    for value in values:
+        with pytest.raises(ConfigError) as error:
+            SamplingOptions(**{name: value})
+        assert [problem.where for problem in error.value.problems] == [name.upper()]
+        assert error.value.codes == ["usage.out-of-range"]
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -56,14 +56,6 @@ def widths(config: ModelConfig, block: int) -> dict[str, int]:
     return {"M": size.hidden, **size.widths}
 
 
-def test_latent_width_at_768():
-    config = at_width(768, **MLA)
-
-    assert config.attention.projection.width(config.shape) == 128
-    # 2C² + 4CR with R = 128.
-    assert config.attention.cost(config.shape).weights == 1_572_864
-
-
 @pytest.mark.parametrize("n_embd", HEADS)
 @pytest.mark.parametrize("step", STEPS)
 def test_every_block_has_its_ratio(step, n_embd):
@@ -132,18 +124,6 @@ def test_the_coupling_is_paid_from_the_ratio(tying, n_embd):
         assert config.mlp.built_ratio(site) == pytest.approx(config.mlp.ratio, rel=0.01)
 
 
-def test_the_share_goes_to_the_mechanisms():
-    config = at_width(768, **MECH)
-    site = config.sites()[0]
-    size = config.mlp.size(site)
-    cross, gate = config.mlp.built(site)
-
-    paid = {m.name: m.cost(size.hidden, size.widths[m.name], site).weights for m in (cross, gate)}
-
-    for weights in paid.values():
-        assert weights / config.mlp.cost(site).weights == pytest.approx(0.10, abs=0.005)
-
-
 def test_a_given_width_is_taken_at_any_size():
     for hidden, units in ((0, 128), (100, 100)):
         config = at_width(32, hidden=hidden, mechanisms=(GATE,), parts={GATE: {"dim": 5}})
@@ -192,9 +172,3 @@ def test_a_scalar_that_no_unit_would_use_is_refused(settings, refused):
         return
     with pytest.raises(ConfigError, match="SET: MLP_LATENT_TYING: .*got 4, "):
         resolve_config(KconfigTree(), layers)
-
-
-def test_vocabulary_is_padded_to_a_multiple():
-    shapes = [make_model_config(vocab_size=n, vocab_multiple=64).shape for n in (256, 257, 50257)]
-
-    assert [shape.padded_vocab_size for shape in shapes] == [256, 320, 50304]

@@ -45,18 +45,20 @@ def test_closed_form_of_warm_up_and_decay(kind, middle, three_quarters, nine_ten
     assert [_rate(kind, step) for step in steps] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("warmup_progress", [0.0, 0.1, 0.37, 0.9])
-def test_continuous_whatever_the_warm_up_used_of_a_time_budget(warmup_progress):
-    start = learning_rate_at(OPTIONS, 100, warmup_progress, warmup_progress)
-    assert start == pytest.approx(6e-4)
-    assert learning_rate_at(OPTIONS, 5000, 1.0, warmup_progress) == pytest.approx(6e-5)
-
-
-def test_bounds_of_warm_up_and_budget():
-    """Progress beyond the budget, a warm-up as long as the budget, and none."""
-    assert learning_rate_at(OPTIONS, 1200, 1.2, 0.1) == pytest.approx(6e-5)
-    assert learning_rate_at(OPTIONS, 9, 0.9, 10.0) == pytest.approx(6e-5)
-    assert learning_rate_at(OPTIONS, 100, 1.0, 1.0) == pytest.approx(6e-5)
+@pytest.mark.parametrize(
+    ("step", "progress", "warmup", "expected"),
+    [
+        # Continuous whatever the warm-up used of a time budget.
+        *((100, used, used, 6e-4) for used in (0.0, 0.1, 0.37, 0.9)),
+        *((5000, 1.0, used, 6e-5) for used in (0.0, 0.1, 0.37, 0.9)),
+        # Progress beyond the budget, and a warm-up longer than it, or as long.
+        (1200, 1.2, 0.1, 6e-5),
+        (9, 0.9, 10.0, 6e-5),
+        (100, 1.0, 1.0, 6e-5),
+    ],
+)
+def test_bounds_of_warm_up_and_budget(step, progress, warmup, expected):
+    assert learning_rate_at(OPTIONS, step, progress, warmup) == pytest.approx(expected)
     assert learning_rate_at(dataclasses.replace(OPTIONS, warmup_steps=0), 0, 0.0, 0.0) == 6e-4
 
 
