@@ -5,9 +5,10 @@ import multiprocessing
 import os
 import pkgutil
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -32,7 +33,6 @@ from lib.runs.code import head_commit
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status
 from tests.json_rows import read_rows
 
-Configure = Callable[..., Config]
 ITERATIONS = 12
 # Number of processes → four sequences in all, one in each forward pass.
 SPLITS: dict[int, dict[str, SymbolValue | None]] = {
@@ -110,11 +110,11 @@ class Trained:
         """Return the records of ``kind`` in metrics.jsonl."""
         return [row for row in read_rows(self.files.metrics) if row["kind"] == kind]
 
-    def summary(self) -> dict[str, Any]:
-        return _read(self.files.summary)
+    def summary(self) -> Any:
+        return json.loads(self.files.summary.read_text())
 
-    def manifest(self) -> dict[str, Any]:
-        return _read(self.files.manifest)
+    def manifest(self) -> Any:
+        return json.loads(self.files.manifest.read_text())
 
     def lines(self) -> str:
         """Return the displayed lines."""
@@ -126,11 +126,6 @@ class Trained:
         summary = self.summary()
         summary.pop("timing")
         return {path.name: path.read_bytes() for path in whole} | {"summary": summary}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
 
 
 @pytest.fixture(scope="session")
@@ -151,10 +146,10 @@ def build_dir(tree, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def configure(tree) -> Configure:
+def configure(tree):
     """Build a configuration from the base with changed symbols; None removes a symbol."""
 
-    def build(**changes: SymbolValue | None) -> Config:
+    def build(**changes):
         symbols = {name: v for name, v in (BASE | changes).items() if v is not None}
         return resolve_config(tree, [ConfigLayer.of("test", "test", symbols)])
 
@@ -177,9 +172,7 @@ class Trainer:
         **arguments: Any,
     ) -> Trained:
         """Start or resume the run ``name``, until ``stop()`` or after ``stop_at`` iterations."""
-        files = self.prepare(config, name)
-        events: list[dict[str, Any]] = []
-        done = [0]
+        files, events, done = self.prepare(config, name), list[Any](), [0]
 
         def counted(session: TrainingSession, *rest: Any) -> None:
             train_step(session, *rest)
@@ -213,7 +206,7 @@ def train(build_dir, tmp_path) -> Trainer:
 
 
 @pytest.fixture(scope="session")
-def lasting(build_dir, tmp_path_factory) -> Callable[[], Trainer]:
+def lasting(build_dir, tmp_path_factory):
     """Return a function that returns a trainer of runs that several tests only read."""
 
     def start() -> Trainer:
@@ -235,37 +228,34 @@ def uninterrupted(trained) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def interrupted(configure, lasting) -> Callable[[int], Trained]:
+def interrupted(configure, lasting):
     """Return a function that trains the base configuration up to an iteration, once for all tests."""
     return cache(lambda iteration: lasting()(configure(), stop_at=iteration))
 
 
 @pytest.fixture
-def stopped_at(interrupted, tmp_path) -> Callable[[int], Trained]:
+def stopped_at(interrupted, train):
     """Return a function that copies the run interrupted at an iteration into the test's folder."""
 
-    def copied(iteration: int) -> Trained:
-        original = interrupted(iteration)
-        shutil.copytree(original.files.path, tmp_path / "run")
-        return replace(original, files=RunDir(tmp_path / "run"))
+    def copied(iteration):
+        shutil.copytree(interrupted(iteration).files.path, train.folder / "run")
+        return train.found("run")
 
     return copied
 
 
 @pytest.fixture
-def session(configure, build_dir, tmp_path) -> Iterator[Callable[..., TrainingSession]]:
-    """An open session of the base configuration with some symbols changed."""
-    opened: list[RecordWriter] = []
+def session(configure, build_dir, tmp_path):
+    """Return a function that opens a session of the base configuration with changed symbols."""
+    with ExitStack() as opened:
 
-    def build(**changes: SymbolValue | None) -> TrainingSession:
-        folder = tmp_path / f"session-{len(opened)}"
-        folder.mkdir()
-        opened.append(RecordWriter(RunDir(folder), lambda event: None))
-        return open_session(configure(**changes), build_dir, opened[-1])
+        def build(**changes):
+            folder = Path(tempfile.mkdtemp(dir=tmp_path))
+            records = RecordWriter(RunDir(folder), lambda event: None)
+            opened.callback(records.close)
+            return open_session(configure(**changes), build_dir, records)
 
-    yield build
-    for records in opened:
-        records.close()
+        yield build
 
 
 @dataclass
@@ -311,10 +301,10 @@ def ranks(tmp_path) -> Ranks:
 
 
 @pytest.fixture
-def together(train, ranks) -> Callable[..., tuple[Trained, list[Any]]]:
+def together(train, ranks):
     """Train one run in ``GPUS`` processes; return rank 0's files and each rank's result."""
 
-    def start(config: Config, name: str = "run", **arguments: Any) -> tuple[Trained, list[Any]]:
+    def start(config, name="run", **arguments):
         def body(rank: int) -> list[Any]:
             status = train(config, name, **arguments).status
             return [status.state, status.iteration, status.message]
@@ -359,14 +349,11 @@ def losses(trained: Trained, iterations: int) -> torch.Tensor:
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick_starts() -> Iterator[None]:
-    """Ask git once for the commit and the changed files, and leave it to the system to sync files.
+    """Ask git once for the commit and the changed files.
 
     For a module: until the end of the session, tests of other folders would have it too.
     """
-    with (
-        mock.patch("lib.runs.code.head_commit", cache(head_commit)),
-        mock.patch("os.fsync", lambda descriptor: None),
-    ):
+    with mock.patch("lib.runs.code.head_commit", cache(head_commit)):
         yield
 
 
