@@ -18,6 +18,7 @@ from gpt2.nsa.gather import (
 from gpt2.nsa.options import NsaOptions, merges_ranges, resolve_backend
 from lib.errors import PreflightError
 from tests.gpt2.builders import PARTS
+from tests.gpt2.nsa.sizes import BACKENDS
 
 OPTIONS = NsaOptions(**PARTS["nsa"])
 
@@ -64,7 +65,7 @@ class TestSelected:
 
     @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize("touching", [True, False])
-    @pytest.mark.parametrize("backend", ["blocks", "lists", "merged"])
+    @pytest.mark.parametrize("backend", BACKENDS)
     def test_equals_the_formula(self, monkeypatch, shape, touching, backend):
         monkeypatch.setattr(block_major, "QUERIES_PER_TILE", 15)
         monkeypatch.setattr(block_major, "QUERIES_PER_VISIT", 7)

@@ -98,66 +98,53 @@ def test_equals_the_other_backends(changes, queries, first):
         torch.testing.assert_close(one, other, atol=1e-11, rtol=1e-11)
 
 
-def wrong_queries(kernels):
-    """Return kernels with a wrong output of every fifth query."""
+def with_change(name, change):
+    """Return kernels of which one has its result changed."""
 
-    def band(q, k, v, sight, scale):
-        context, logsums = kernels.band(q, k, v, sight, scale)
-        changed = context.clone()
-        changed[:, ::5] *= 1.02
-        return changed, logsums
+    def kernel(*given):
+        return change(getattr(KERNELS, name)(*given))
 
-    return replace(kernels, band=band)
+    return replace(KERNELS, **{name: kernel})
 
 
-def other_blocks(kernels):
-    """Return kernels that select the block before."""
-
-    def ranked(*given):
-        return (kernels.ranked(*given) - 1).clamp_min(0)
-
-    return replace(kernels, ranked=ranked)
+def wrong_queries(result):
+    context_BTKgH, logsums = result
+    factors_T = torch.ones(context_BTKgH.shape[1], dtype=context_BTKgH.dtype)
+    factors_T[::5] = 1.02
+    return context_BTKgH * factors_T[:, None, None, None], logsums
 
 
-def other_block_of_a_query(kernels):
-    """Return kernels that select another block for one query, as rounding may."""
-
-    def ranked(*given):
-        blocks = kernels.ranked(*given)
-        blocks[:, :, -1, -1] = 0
-        return blocks
-
-    return replace(kernels, ranked=ranked)
+def another_block_of_the_last_query(blocks_BKTn):
+    """As rounding may select it."""
+    blocks_BKTn[:, :, -1, -1] = 0
+    return blocks_BKTn
 
 
-def raising(kernels):
-    def selected(*given):
-        raise RuntimeError("out of shared memory")
+def failing(result):
+    raise RuntimeError("out of shared memory")
 
-    return replace(kernels, selected=selected)
+
+EQUAL = (None, None, None)
+WRONG = ("band", wrong_queries, "gpu.wrong-values")
 
 
 @pytest.mark.parametrize(
-    ("change", "code"),
+    ("variant", "kernel", "change", "code"),
     [
-        (lambda kernels: kernels, None),
-        (other_block_of_a_query, None),
-        (wrong_queries, "gpu.wrong-values"),
-        (other_blocks, "gpu.wrong-values"),
-        (raising, "gpu.unsupported"),
+        *((variant, *EQUAL) for variant in VARIANTS),
+        *((variant, *WRONG) for variant in VARIANTS),
+        ("all", "ranked", another_block_of_the_last_query, None),
+        ("all", "ranked", lambda blocks: (blocks - 1).clamp_min(0), "gpu.wrong-values"),
+        ("ranked by keys alone", "ranked", lambda x: (x - 1).clamp_min(0), "gpu.wrong-values"),
+        ("random", "selected", failing, "gpu.unsupported"),
     ],
 )
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_preflight_compares_the_kernels_in_float64(monkeypatch, change, code, changes):
-    options = replace(OPTIONS, **changes)
-    if not options.ranks and change in (other_blocks, other_block_of_a_query):
-        pytest.skip("ranks no blocks")
-    if not options.branch_selected and change is raising:
-        pytest.skip("has no selected branch")
-    if change is other_block_of_a_query:
+def test_preflight_compares_the_kernels_in_float64(monkeypatch, variant, kernel, change, code):
+    options = replace(OPTIONS, **VARIANTS[variant])
+    if change is another_block_of_the_last_query:
         # Few of many tokens.
         options = replace(options, window=200)
-    kernels = change(KERNELS)
+    kernels = with_change(kernel, change) if kernel else KERNELS
     monkeypatch.setattr(kernel_checks, "gpu_kernels", lambda: kernels)
     monkeypatch.setattr(kernel_checks, "resolve_backend", lambda *_: "triton")
     model = make_model_config(n_embd=64, projection="grouped", pattern="nsa")

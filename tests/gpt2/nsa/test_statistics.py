@@ -21,29 +21,22 @@ def test_gates_of_sparse_attention(gate):
     nsa = model.h[0].attn.pattern
     x_BTC = given_to(model, nsa)[0]
     logits = (x_BTC @ nsa.gates.c_gate.weight.T + nsa.gates.bias).unflatten(-1, (3, 4))
-    entropies, largest, moved, shares, collapsed = [], [], [], [0.0, 0.0, 0.0], 0
-    for row in logits.permute(0, 1, 3, 2).reshape(-1, 3).tolist():
-        e = [math.exp(v) for v in row]
-        g = [v / sum(e) for v in e] if gate == "softmax" else [v / (1 + v) for v in e]
-        p = [v / sum(g) for v in g]
-        entropies.append(-sum(v * math.log(v) for v in p if v))
-        largest.append(max(p))
-        moved += [abs(v - 1 / 3) for v in g]
-        shares = [s + v for s, v in zip(shares, p)]
-        collapsed += entropies[-1] < 0.1 and max(p) > 0.95
-    count = len(entropies)
+    gates_BTcN = logits.softmax(2) if gate == "softmax" else logits.sigmoid()
+    shares_BTcN = gates_BTcN / gates_BTcN.sum(2, keepdim=True)
+    entropy_BTN = -(shares_BTcN * shares_BTcN.log()).sum(2)
+    largest_BTN = shares_BTcN.amax(2)
+    collapsed_BTN = (entropy_BTN < 0.1) & (largest_BTN > 0.95)
     values = {name: layers[0] for name, layers in collect_statistics(model, tokens(model)).items()}
     expected = {
-        "nsa/gate_entropy": sum(entropies) / count,
-        "nsa/gate_entropy_min": min(entropies),
-        "nsa/gate_largest": sum(largest) / count,
-        "nsa/gate_largest_max": max(largest),
-        "nsa/gate_collapsed": collapsed / count,
-        "nsa/gate_moved": sum(moved) / len(moved),
-        "nsa/share_cmp": shares[0] / count,
-        "nsa/share_sel": shares[1] / count,
-        "nsa/share_win": shares[2] / count,
+        "nsa/gate_entropy": entropy_BTN.mean().item(),
+        "nsa/gate_entropy_min": entropy_BTN.min().item(),
+        "nsa/gate_largest": largest_BTN.mean().item(),
+        "nsa/gate_largest_max": largest_BTN.max().item(),
+        "nsa/gate_collapsed": collapsed_BTN.double().mean().item(),
+        "nsa/gate_moved": (gates_BTcN - 1 / 3).abs().mean().item(),
     }
+    names = ("nsa/share_cmp", "nsa/share_sel", "nsa/share_win")
+    expected |= dict(zip(names, shares_BTcN.mean((0, 1, 3)).tolist()))
     # Gates are narrowed to single precision.
     found = {name: values[name] for name in expected}
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
@@ -121,13 +114,6 @@ def test_drawn_blocks_and_branches_that_are_not_built():
     alone = built(projection="grouped", pattern="nsa", parts={"nsa": window})
     assert isinstance(alone.h[0].attn.pattern, HasStatistics)
     assert collect_statistics(alone, tokens(alone)) == {}
-
-
-def test_where_blocks_are_ranked_by_keys_of_no_branch():
-    parts = {"nsa": {"branch_compressed": False}}
-    model = built(projection="grouped", pattern="nsa", parts=parts)
-    values = collect_statistics(model, tokens(model))
-    assert 0 < values["nsa/chosen"][0] < 1
 
 
 def test_blocks_are_ranked_by_rotated_heads(build, monkeypatch):

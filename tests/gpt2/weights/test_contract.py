@@ -352,11 +352,10 @@ def test_a_saved_model_is_the_same_with_more_and_fewer_tokens(exported, tmp_path
     assert_near(saved(input_ids=few_BT).logits, theirs(input_ids=few_BT).logits[..., :200])
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.bfloat16, 0.2), (torch.float16, 0.03)], ids=str
-)
-def test_half_precision(exported, dtype, tolerance):
+def test_half_precision(exported):
     """It computes, generates and trains, and stays close to fp32."""
+    is_fp16 = exported.name == "sliding"
+    dtype, tolerance = (torch.float16, 0.03) if is_fp16 else (torch.bfloat16, 0.2)
     inputs = padded(LEFT, slice(2, None))
     theirs = own_code(exported.folder, dtype=dtype)
     output = theirs(**inputs, labels=inputs["input_ids"])
