@@ -6,53 +6,38 @@ from lib.config.layers import ConfigLayer, parse_command_line_settings, parse_te
 from lib.config.tree import KconfigTree
 from tests.errors import error_of
 
-# Line, error code without its area, parts of the message.
+# Settings of one line each, the last of which is refused; error code without its area, other words.
 INVALID = [
-    ("CONFIG_N_LAYERS=4", "unknown-symbol", ["N_LAYERS=4: ", " N_LAYER"]),
-    ("CONFIG_ZZZZZZZ=4", "unknown-symbol", ["ZZZZZZZ=4: "]),
+    ("N_LAYERS=4", "unknown-symbol", [" N_LAYER"]),
+    ("ZZZZZZZ=4", "unknown-symbol", []),
+    ("OPTIMIZER=y", "not-settable", ["OPTIMIZER_ADAMW, OPTIMIZER_ADAMWSPAM"]),
+    ("LATENT_DIM=64", "unmet-dependency", ["PROJECTION_LATENT=y"]),
     (
-        "CONFIG_OPTIMIZER=y",
-        "not-settable",
-        ["OPTIMIZER=y: ", "OPTIMIZER_ADAMW, OPTIMIZER_ADAMWSPAM"],
-    ),
-    ("CONFIG_LATENT_DIM=64", "unmet-dependency", ["LATENT_DIM=64: ", "PROJECTION_LATENT=y"]),
-    (
-        "CONFIG_KERNEL_FLASH=y",
+        "KERNEL_FLASH=y",
         "unmet-dependency",
-        ["KERNEL_FLASH=y: ", "DROPOUT || DEEP", "DEEP=n, DROPOUT=n", "DEVICE_CUDA=y"],
+        ["DROPOUT || DEEP", "DEEP=n, DROPOUT=n", "DEVICE_CUDA=y"],
     ),
-    ("CONFIG_N_LAYER=49", "out-of-range", ["N_LAYER=49: ", "1 to 48"]),
-    ("CONFIG_N_LAYER=-1", "out-of-range", ["N_LAYER=-1: ", "1 to 48"]),
-    ("CONFIG_N_KV_HEAD=13", "out-of-range", ["N_KV_HEAD=13: ", "1 to N_HEAD (12)"]),
-    ("CONFIG_N_LAYER=y", "wrong-type", ["N_LAYER=y: ", "integer"]),
-    ("CONFIG_N_LAYER=1_0", "wrong-type", ["N_LAYER=1_0: ", "integer"]),
-    ("# CONFIG_N_LAYER is not set", "wrong-type", ["N_LAYER=n: ", "integer"]),
-    ('CONFIG_N_LAYER="4"', "wrong-type", ["N_LAYER=4: ", "integer", "quotes"]),
-    ("CONFIG_DROPOUT=1", "wrong-type", ["DROPOUT=1: ", "y or n"]),
-    ("CONFIG_DROPOUT=m", "wrong-type", ["DROPOUT=m: ", "y or n"]),
-    (
-        "CONFIG_LEARNING_RATE=6e-4",
-        "wrong-type",
-        ["LEARNING_RATE=6e-4: ", 'CONFIG_LEARNING_RATE="6e-4"'],
-    ),
-    ("CONFIG_DEEP=y", "not-settable", ["DEEP=y: ", "Kconfig:31"]),
-    ("CONFIG_OPTIMIZER_ADAMW=n", "conflict", ["OPTIMIZER_ADAMW=n: ", "choice OPTIMIZER"]),
+    ("N_LAYER=49", "out-of-range", ["1 to 48"]),
+    ("N_LAYER=-1", "out-of-range", ["1 to 48"]),
+    ("N_KV_HEAD=13", "out-of-range", ["1 to N_HEAD (12)"]),
+    *((f"N_LAYER={value}", "wrong-type", ["integer"]) for value in ("y", "n", "1_0")),
+    ('N_LAYER="4"', "wrong-type", ["integer", "quotes"]),
+    *((f"DROPOUT={value}", "wrong-type", ["y or n"]) for value in ("1", "m")),
+    ("LEARNING_RATE=6e-4", "wrong-type", ['CONFIG_LEARNING_RATE="6e-4"']),
+    ("DEEP=y", "not-settable", ["Kconfig:31"]),
+    ("OPTIMIZER_ADAMW=n", "conflict", ["choice OPTIMIZER"]),
     # Another value than in a line before, which may be repeated, and two members of a choice.
-    (
-        "CONFIG_N_LAYER=4\nCONFIG_N_LAYER=4\nCONFIG_N_LAYER=5",
-        *("duplicate", ["N_LAYER=5: ", "4 at f:2"]),
-    ),
-    (
-        "CONFIG_PROJECTION_DENSE=y\nCONFIG_PROJECTION_LATENT=y",
-        *("conflict", ["PROJECTION_LATENT=y: ", "PROJECTION: PROJECTION_DENSE=y at f:2"]),
-    ),
+    ("N_LAYER=4 N_LAYER=4 N_LAYER=5", "duplicate", ["4 at f:2"]),
+    ("PROJECTION_DENSE=y PROJECTION_LATENT=y", "conflict", ["PROJECTION_DENSE=y at f:2"]),
 ]
 
 
-@pytest.mark.parametrize(("line", "code", "parts"), INVALID)
-def test_an_assignment_without_effect_is_an_error(refused, line, code, parts):
-    (problem,) = refused(f"# first line\n{line}\n")
-    assert (problem.where, problem.code) == (f"f:{2 + line.count(chr(10))}", f"config.{code}")
+@pytest.mark.parametrize(("settings", "code", "parts"), INVALID)
+def test_an_assignment_without_effect_is_an_error(refused, settings, code, parts):
+    words = settings.split()
+    (problem,) = refused("\n".join(["# first line", *(f"CONFIG_{word}" for word in words)]))
+    assert (problem.where, problem.code) == (f"f:{1 + len(words)}", f"config.{code}")
+    parts = [f"{words[-1].replace(chr(34), '')}: ", *parts]
     assert problem.what.startswith(parts[0]) and all(part in problem.what for part in parts)
 
 
