@@ -41,11 +41,8 @@ def files(train, val=tokens()):
     return {"texts/train.bin": train, "texts/val.bin": val}
 
 
-HELD, LINES, BIN = (
-    {"custom_val_path": "held.txt"},
-    {"custom_format": "jsonl"},
-    {"custom_format": "bin"},
-)
+HELD = {"custom_val_path": "held.txt"}
+LINES, BIN = {"custom_format": "jsonl"}, {"custom_format": "bin"}
 EMPTY, FORMAT = ("empty-split", "CUSTOM_VAL_PATH"), "invalid-format"
 LLM_C = np.array([20240520, 1, 1720], "<i4").tobytes()
 # Files, settings, and code and words of the problem.

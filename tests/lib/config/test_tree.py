@@ -83,17 +83,13 @@ def test_resolving_again_starts_from_the_defaults(tree):
     assert tree.resolve([]).values == plain
 
 
-def test_a_full_config_states_derived_values_without_asking_for_them(tree):
+def test_a_full_config_states_derived_values_which_must_be_right(tree, refused):
     full = parse_text(tree.config_text([]), "config", ".config")
     assert "DEPTH_NAME" in {assignment.name for assignment in full.assignments}
     found = tree.resolve([full, parse_command_line_settings("N_LAYER=30")])
     assert found.values["DEPTH_NAME"] == "deep" and found.origins["DEPTH_NAME"] is None
-
-
-def test_a_full_config_with_a_wrong_derived_value_is_refused(tree, refused):
     text = tree.config_text([]).replace('"shallow"', '"deep"')
-    layer = parse_text(text, "config", ".config")
-    (problem,) = refused(layer)
+    (problem,) = refused(parse_text(text, "config", ".config"))
     assert problem.code == "config.not-settable" and problem.what.startswith("DEPTH_NAME=deep: ")
     assert "Kconfig:35" in problem.what and problem.what.endswith(" shallow")
     assert "make olddefconfig" in problem.next
