@@ -118,9 +118,8 @@ def test_why(run, place):
     found = json.loads(run("why", "SEED=3", "--json"))
     assert found["asked"]["problems"] == [] and found["schema_version"] == 1
     words = ["-O", str(place.build)]
-    assert error_of(call, "why", [*words, "N_LAYER", "--steps", "0,1"]).codes == [
-        "usage.invalid-value"
-    ]
+    two = error_of(call, "why", [*words, "N_LAYER", "--steps", "0,1"])
+    assert two.codes == ["usage.invalid-value"]
     assert error_of(call, "why", words).codes == ["usage.missing-argument"]
 
 
@@ -129,13 +128,12 @@ def test_menuconfig_saves_a_change_with_its_origin(run, place):
     before = place.config.read_bytes()
     words = ["-m", "lib.kablate", "menuconfig", "-O", str(place.build)]
     terminal = Terminal(words, LINES="30", COLUMNS="90")
-    terminal.wait_for("Jump to symbol")
-    terminal.press("/", "Type text")
-    terminal.press("LOG_INTERVAL", "Iterations between")
-    terminal.press("\n", "[Q] Quit")
-    terminal.press("\n", "Range")
-    terminal.press("\x7f\x7f\x7f7\nq", "Save configuration?")
-    terminal.press("y", "Configuration saved to")
+    for keys, shown in (
+        *(("", "Jump to symbol"), ("/", "Type text"), ("LOG_INTERVAL", "Iterations between")),
+        *(("\n", "[Q] Quit"), ("\n", "Range"), ("\x7f\x7f\x7f7\nq", "Save configuration?")),
+        ("y", "Configuration saved to"),
+    ):
+        terminal.press(keys, shown)
     assert terminal.finish() == 0
     found = resolve_config(KconfigTree(), place.config)
     origins = {name: origin.label for name, origin in found.origins.items() if origin}
