@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from gpt2.config import Config
+from gpt2.study.resolve import resolve_study
+from gpt2.study.study_file import STUDIES
 from lib.config.dotconfig import defconfig_layers, list_defconfigs
 from lib.config.layers import parse_text, read_file
 from lib.config.tree import KconfigTree
@@ -95,3 +97,17 @@ def test_the_small_studies_have_one_model_and_one_training(tree):
     quickstart, ratio = (resolved(tree, f"gpt2-{n}") for n in ("quickstart", "ratio-small"))
     differing = {name for name in ratio if ratio[name] != quickstart[name]}
     assert differing == {"ABLATION_STUDY", "VERDICT_BAND", "VERDICT_LOOKS", "VERDICT_SPEND"}
+
+
+@pytest.mark.parametrize("size", ["", "-small"])
+def test_the_studies_of_modern_parts_end_in_each_other(tree, size):
+    studies = {}
+    for name in ("modern", "parts"):
+        layers, study = defconfig_layers(ROOT, f"gpt2-{name}{size}"), STUDIES[name]
+        block, _ = resolve_study(tree, layers, study, study.steps)
+        studies[name] = {variant.slug: config for variant, config in block}
+    modern, parts = studies["modern"], studies["parts"]
+    assert parts["modern"].hash8 == modern["baseline"].hash8
+    if not size:
+        single = Config.from_values(resolved(tree, "gpt2-124m"))
+        assert parts["baseline"].hash8 == single.hash8

@@ -145,7 +145,7 @@ def _is_range(params: Sequence[Any]) -> bool:
 # The keys are the members of the Kconfig choice ABLATION_STUDY, except OWN.
 STUDIES: dict[str, Study] = {
     name: read_study(_HERE / f"studies/{name}.toml")
-    for name in ("ratio", "mechanisms", "nsa", "quickstart")
+    for name in ("ratio", "mechanisms", "nsa", "quickstart", "modern", "parts")
 }
 RATIO = STUDIES["ratio"]
 # Folders of results that are not those of a study.

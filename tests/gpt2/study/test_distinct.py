@@ -26,6 +26,19 @@ SHALLOW = {"MODEL_SIZE_CUSTOM": True, "N_LAYER": 1, "N_EMBD": 64, "N_HEAD": 4}
             {"BLOCK_SIZE": 80},
             {("ra", "ra-learnable"), ("ract", "ract-detached"), ("cross", "cross-attached")},
         ),
+        # Biases start at 0, and an optimizer begins after the start.
+        (
+            "gpt2-modern-small",
+            "modern",
+            {"BLOCK_SIZE": 32},
+            {("baseline", "no-muon"), ("baseline", "biases"), ("no-muon", "biases")},
+        ),
+        (
+            "gpt2-parts-small",
+            "parts",
+            {"BLOCK_SIZE": 32},
+            {("baseline", "muon"), ("baseline", "no-biases"), ("muon", "no-biases")},
+        ),
         ("nsa-quickstart", "nsa", SHALLOW | {"BLOCK_SIZE": 576}, {("nsa", "nsa-softmax")}),
     ],
 )

@@ -20,7 +20,10 @@ SIZES = [
 ]
 
 # What the steps of a study share.
-SHARED = {"nsa": {"ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2, "BLOCK_SIZE": 1024}}
+SHARED = {
+    "nsa": {"ATTENTION_PROJECTION_GROUPED": True, "N_KV_HEAD": 2, "BLOCK_SIZE": 1024},
+    "modern": dict(STUDIES["parts"].steps[-1].set),
+}
 
 
 def chosen(study):
