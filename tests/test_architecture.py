@@ -192,6 +192,7 @@ def test_i3_every_symbol_has_help_a_default_and_bounds():
     assert incomplete == []
 
 
+@pytest.mark.slow
 def test_i11_no_shortcuts():
     vague = {"utils", "util", "common", "helpers", "misc"}
     named = [path for path in modules() if vague & {Path(path).stem, Path(path).parent.name}]
@@ -242,6 +243,7 @@ def test_i15_text_does_not_depend_on_the_locale():
     assert offenders(rules.locale_encodings) == []
 
 
+@pytest.mark.slow
 def test_documents_and_docstrings_mention_only_what_exists():
     assert names.wrong_names() == []
 

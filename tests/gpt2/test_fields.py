@@ -67,6 +67,7 @@ def configs() -> list[Config]:
     return drawn + [with_scaled_floats(c, symbols & c.values.keys(), 0.37) for c in drawn[:4]]
 
 
+@pytest.mark.slow
 def test_every_field_is_named_after_its_symbol(configs):
     pairs = {(name, symbol) for config in configs for name, symbol, _ in bound_values(config)}
     assert len(pairs) > 150
@@ -78,6 +79,7 @@ def test_every_field_is_named_after_its_symbol(configs):
         assert symbol in OTHER_NAMES or (alike and name not in OTHER_NAMES.values()), symbol
 
 
+@pytest.mark.slow
 def test_every_field_has_the_value_of_its_symbol(configs):
     for config in configs:
         stand_in = {"DATASET": "default"} if config.data.stand_in else {}

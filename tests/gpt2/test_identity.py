@@ -121,6 +121,7 @@ def digests(config: Config) -> str:
     return f"{config.hash8} {function[:8]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_no_hash_of_a_recorded_configuration_changed(everything):
     groups = json.loads(FROZEN.read_text())

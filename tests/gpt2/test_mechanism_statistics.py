@@ -75,6 +75,7 @@ PATTERNS: dict[str, Callable[[int, int], bool]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_entropy_of_attention_and_effect_of_a_term(pattern):
     parts = {"reciprocal": {"window": WINDOW, "alpha": 0.4}, "sliding": {"window": 11}}
@@ -88,6 +89,7 @@ def test_entropy_of_attention_and_effect_of_a_term(pattern):
     assert statistics["reciprocal/moved"][1] > 0.1
 
 
+@pytest.mark.slow
 def test_without_a_term_every_backend_reports_entropy_only():
     model = built()
     assert {block.attn.backend for block in model.h} == {"sdpa"}

@@ -96,6 +96,7 @@ def shifted(idx_BT):
 CHUNKED = Execution(logits_chunks=LogitsChunks(chunk_bytes=2000, block_elements=150))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("execution", [Execution(), CHUNKED], ids=["plain", "chunked"])
 @pytest.mark.parametrize(
     ("activation", "its_name"),
@@ -350,6 +351,7 @@ def test_i6_declared_is_built(name, sizing, bias, n_layer):
     assert model.num_params() == config.num_params() == count(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [

@@ -41,11 +41,13 @@ def drawn() -> list[Config]:
     return configs
 
 
+@pytest.mark.slow
 def test_every_mechanism_optimizer_and_pruner_is_drawn(drawn):
     assert len({config.hash8 for config in drawn}) == len(drawn)
     assert values_drawn(drawn) == VALUES
 
 
+@pytest.mark.slow
 def test_a_cpu_trains_each_without_a_download(drawn):
     fixed = {"DEVICE": "cpu", "DATASET": "default", "TOKENIZER": "byte", "DRY_RUN": False}
     fixed |= {"RUN_MODE": "single_training"}
@@ -56,6 +58,7 @@ def test_a_cpu_trains_each_without_a_download(drawn):
         assert values["BUDGET"] != "iterations" or values["MAX_ITERS"] <= 100
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_same_file_for_the_same_seed(tmp_path, monkeypatch, capsys):
     """Without a seed, the log has the one that repeats it."""
     monkeypatch.delenv("KCONFIG_CONFIG", raising=False)

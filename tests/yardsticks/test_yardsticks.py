@@ -44,6 +44,7 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_the_table_of_the_fabricated_study_is_the_frozen_one(results):
     frozen, rows = table(FABRICATED / "table.csv"), table(results / "table.csv")
     assert [row["slug"] for row in rows] == [row["slug"] for row in frozen]
@@ -66,6 +67,7 @@ def differences(now: Any, before: Any, place: str = "") -> Iterator[str]:
         yield f"{place}: {now!r} (expected {before!r})"
 
 
+@pytest.mark.slow
 def test_the_verdicts_of_the_fabricated_study_are_the_frozen_ones(results):
     now, frozen = (
         json.loads((folder / "verdicts.json").read_text(encoding="utf-8"))

@@ -32,6 +32,7 @@ def compared() -> Callable[[str, str], list[CheckFinding]]:
     return compare
 
 
+@pytest.mark.slow
 def test_forms_of_a_step_agree(compared):
     assert compared("gpt2-ratio-ablation", "ra") == []
     assert compared("nsa-quickstart", "nsa") == []

@@ -77,6 +77,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RIGHT)
 def test_correct_code_passes(name):
     checks, settings = RIGHT[name]

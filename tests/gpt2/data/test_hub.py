@@ -17,6 +17,7 @@ from gpt2.data.prepare import prepare_dataset
 HUB = {"dataset_path": "", "dataset_subset": "sample-10BT", "dataset_revision": "main"}
 
 
+@pytest.mark.slow
 def test_every_page_is_complete_and_the_budget_ends_with_one(streamed, pages, tmp_path, capsys):
     prepare_dataset(streamed(), tmp_path)
     assert "DATASET_TOKENS" in capsys.readouterr().err

@@ -48,6 +48,7 @@ def test_any_file_name_is_the_name_of_a_document(name, tmp_path_factory):
     assert read(folder) == [(f"a{name}.txt", "text")]
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(text=st.text())
 @example(text="\ufeffsigned\r\nlines\r")

@@ -62,6 +62,7 @@ def test_the_largest_that_fits_every_run_is_the_one_of_all(machine, tmp_path):
     assert by_hand.micro_batch is None and plan.micro_batch.run == "ra"
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_its_micro_batch_on_any_machine_and_for_any_selection(machine, tmp_path):
     first = planned(tmp_path)
     machine |= dict.fromkeys(("baseline", "golden"), 1)

@@ -176,6 +176,7 @@ def test_gpt2_124m_with_dropout(configure):
     assert 5 * squares < estimate(config, "cpu").total_bytes - flash < 14 * squares
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_gpu_limits_the_micro_batch(configure):
     training, target = FakeTrainingStep(configure()), gpu_with_memory(99.0)
 

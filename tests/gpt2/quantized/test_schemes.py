@@ -65,6 +65,7 @@ def test_int8_is_the_nearest_of_255_steps_of_each_row():
     assert torch.equal(encode(values, "int8")[0], codes)
 
 
+@pytest.mark.slow
 @WITH_BITSANDBYTES
 @pytest.mark.parametrize(("scheme", "table"), [("nf4", NF4), ("fp4", FP4)])
 def test_four_bits_are_the_published_values_times_a_blocks_largest(model, scheme, table):

@@ -113,6 +113,7 @@ def study(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_steps_of_a_study_may_differ_in_what_they_set(study, capsys):
     compared = compare("ra", "baseline", study, lookup=RunLookup(seeds="2"))
     assert compared["verdict"] == "COMPARED" and "RECIPROCAL" in fields_of(compared["axis"])

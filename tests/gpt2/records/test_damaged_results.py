@@ -86,6 +86,7 @@ def test_a_command_that_uses_a_result_refuses_it(study, command):
     assert not (build / "reproduced").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_run_of_another_study_is_refused_and_an_intact_one_is_reused(tmp_path):
     build = tmp_path / "build"
     (run,) = write_large_study(build, 1, steps="0", iterations=20, documents=5)

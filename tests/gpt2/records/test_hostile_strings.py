@@ -99,6 +99,7 @@ def hostile(tmp_path_factory) -> Callable[[str], Path]:
     return build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "name"),
     [*(("0-8", name) for name in COMMANDS), *(("0", name) for name in FEW)],

@@ -75,6 +75,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_no_command_takes_a_word_of_a_stored_document(damage, before):
     """Each run of a command finds the damaged document, also the one that writes it."""
@@ -97,6 +98,7 @@ def test_no_command_takes_a_word_of_a_stored_document(damage, before):
     file.write_text(document)
 
 
+@pytest.mark.slow
 def test_two_directories_of_one_run_are_one_run(before, tmp_path):
     """A copy in the place of another seed is no second result, and a copy beside it none at all."""
     build = Path(shutil.copytree(before["build"], tmp_path / "build"))

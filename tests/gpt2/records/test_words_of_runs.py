@@ -65,6 +65,7 @@ def words(plan: Plan) -> set[str | None]:
     return {v["verdict"] for v in verdicts if v["role"] == "baseline"}
 
 
+@pytest.mark.slow
 def test_another_configuration_has_no_word_of_the_runs_beside_it(planned, tmp_path):
     first = planned()
     train(first, -0.3)
@@ -100,6 +101,7 @@ def test_another_configuration_has_no_word_of_the_runs_beside_it(planned, tmp_pa
     assert "MAX_ITERS" in section
 
 
+@pytest.mark.slow
 def test_a_selection_shows_the_words_of_the_whole_study_and_changes_no_file(planned):
     whole = planned()
     train(whole, -0.3)
@@ -115,6 +117,7 @@ def test_a_selection_shows_the_words_of_the_whole_study_and_changes_no_file(plan
     assert [json.loads(line)["kind"] for line in lines] == ["plan", "look"]
 
 
+@pytest.mark.slow
 def test_the_seeds_of_a_folder_are_no_declared_look(planned, tmp_path):
     """A look spends alpha, so the folder's seeds do not start one; a foreign name adds no seed."""
     train(planned(), -0.3)
@@ -127,6 +130,7 @@ def test_the_seeds_of_a_folder_are_no_declared_look(planned, tmp_path):
         assert (whole.folder / "verdicts.json").exists() == seeds
 
 
+@pytest.mark.slow
 def test_named_runs_are_reported_under_the_configuration_that_they_recorded(planned, tmp_path):
     former = planned(VERDICT_AA=True, VERDICT_BAND="0.01")
     train(former, -0.3)

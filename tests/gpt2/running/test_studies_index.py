@@ -73,6 +73,7 @@ def index(build: Path) -> dict[str, dict[str, str]]:
     return {row["study"]: row for row in rows}
 
 
+@pytest.mark.slow
 def test_each_study_has_the_answer_that_its_report_has(build):
     rows = index(build)
     # The latest first.
@@ -94,6 +95,7 @@ def files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_no_word_of_a_stored_document_is_taken_and_a_listed_study_is_not_written(build):
     folder = build / "results/mechanisms"
     assert index(build)["mechanisms"]["best word"] != ""
@@ -110,6 +112,7 @@ def test_no_word_of_a_stored_document_is_taken_and_a_listed_study_is_not_written
     assert "mechanisms/report.html" not in (build / "results/index.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_matrix_and_a_single_training_are_judged_too(build):
     modes = ("RA_MLA_ABLATION_MODE", "RA_MLA_ABLATION_STEPS", "VERDICT_AA")
     alone = {name: value for name, value in FIRST.items() if name not in modes}
@@ -128,6 +131,7 @@ AS_MATRIX = {"RUN_MODE": "test_matrix_mode", "ABLATION_STUDY": ""}
 NO_STUDY = dict.fromkeys(("MAX_ITERS", "ABLATION_STUDY", "RA_MLA_ABLATION_STEPS"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "symbols", "expected", "done"),
     [
@@ -158,6 +162,7 @@ def test_edited_settings_of_a_run_ask_nothing_and_are_a_row_with_the_reason(
     assert rows["ratio"]["runs done"] == "6 of 6"
 
 
+@pytest.mark.slow
 def test_foreign_and_damaged_folders_are_no_markup_and_no_failure(build, tmp_path):
     results = build / "results"
     hostile = results / "<i>a&b"

@@ -16,6 +16,7 @@ SHALLOW = {"MODEL_SIZE_CUSTOM": True, "N_LAYER": 1, "N_EMBD": 64, "N_HEAD": 4}
 
 
 # The mechanisms' window has to hide something: it is 64. That of NSA's control is 511.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("defconfig", "study", "settings", "equal"),
     [

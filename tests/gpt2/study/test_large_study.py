@@ -42,6 +42,7 @@ def reads(monkeypatch) -> Counter[Path]:
     return counts
 
 
+@pytest.mark.slow
 def test_each_file_of_a_run_is_read_once_and_runs_are_listed_together(build, reads, monkeypatch):
     digested: Counter[str] = Counter()
     asked: list[str] = []

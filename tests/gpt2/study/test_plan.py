@@ -195,6 +195,7 @@ def test_auto_plans_the_first_look_for_every_step(planned):
     assert [run["label"] for run in fields["runs"]] == [run.label for run in plan.runs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aa", [False, True])
 def test_auto_plans_only_the_steps_of_open_comparisons_after_a_look(planned, aa):
     """And the baseline, and the A/A step if there is one."""
@@ -214,6 +215,7 @@ def test_auto_plans_only_the_steps_of_open_comparisons_after_a_look(planned, aa)
     assert "no look left after 5 seeds" in view.plan_text(plan, view.look(plan))
 
 
+@pytest.mark.slow
 def test_auto_goes_on_after_a_fixed_list_with_the_reserve(planned):
     plan = planned(seeds="1-5", **AUTO)
     assert plan.looks == LookPlan((5,), (0.9,))

@@ -95,6 +95,7 @@ def test_without_any_noise_the_plan_names_what_to_do(planned):
     assert study_power(planned(seeds="1")) is None and power_text(None) == ""
 
 
+@pytest.mark.slow
 def test_an_effect_that_would_be_missed_is_a_question(planned, monkeypatch, capsys):
     settings = {"VERDICT_NOISE": "0.0013", "VERDICT_EFFECT": "0.003"}
     plan = planned(**settings)

@@ -53,6 +53,7 @@ def reseal(run: RunDir) -> None:
     finalize_run(run, RunStatus(State.SUCCESS))
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_valid(run, build_dir):
     verdict = audit(run, build_dir)
     assert (verdict.findings, verdict.notes) == ([], [])

@@ -75,6 +75,7 @@ def test_a_damaged_checkpoint_is_refused(parent, forked, tmp_path):
     assert caught.value.codes == ["checkpoint.damaged"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_fork_ends_with_the_bytes_of_an_uninterrupted_one(parent, train, configure):
     config = configure(INIT_FROM=f"run:{parent.path.absolute()}@4", MAX_ITERS=4)
     whole = train(config, "whole").core()

@@ -80,6 +80,7 @@ def failure(trained):
     return strict(trained.files.numerics_failure.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "nan"), [(math.nan, 1), (-math.inf, 0)])
 def test_one_bad_element_is_located_and_the_step_can_be_replayed(
     configure, train, uninterrupted, value, nan
@@ -193,6 +194,7 @@ def test_a_step_that_is_not_checked_fails_the_run_later(configure, train, change
     assert not failed.files.weights.exists() and not any(failed.files.checkpoints.iterdir())
 
 
+@pytest.mark.slow
 def test_checks_do_not_change_results_and_are_recorded(configure, train, uninterrupted):
     anomaly = configure(DETECT_ANOMALY=True, **OFF)
     assert anomaly.hash8 == configure().hash8
@@ -234,6 +236,7 @@ def test_a_bad_evaluation_leaves_a_record(configure, train):
     assert (record["found"], record["iteration"]) == ("in an evaluation", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "culprit"), [({}, True), ({**OFF, "LOG_INTERVAL": 1}, False)])
 def test_all_ranks_stop_and_the_bad_rank_is_recorded(configure, together, changes, culprit):
     """A gradient that is bad on rank 1 only is bad on both ranks after the all-reduce."""
@@ -257,6 +260,7 @@ def test_all_ranks_stop_and_the_bad_rank_is_recorded(configure, together, change
     assert record["checkpoint"] == 3 and found.files.checkpoint_steps == [3]
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_bad_on_one_rank_is_named_with_its_rank(configure, together):
     @contextmanager
     def bad_weight(session):

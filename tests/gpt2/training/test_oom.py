@@ -216,6 +216,7 @@ def test_one_rank_out_of_memory_makes_all_ranks_fall_back(configure, together):
     assert without_evaluations(fallen) == without_evaluations(small)
 
 
+@pytest.mark.slow
 def test_a_rank_that_runs_out_later_ends_the_run(configure, together):
     """A step cannot be rolled back during a collective operation."""
     with memory_for(1, since=5, rank=1):

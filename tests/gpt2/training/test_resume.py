@@ -79,6 +79,7 @@ def expected(configure, together, whole):
     return trained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_fault_at_any_call_loses_nothing(configure, train, ranks, together, expected, moment):
     """SIGTERM reaches every worker, as a batch system sends it; an error is that of a GPU's driver."""
@@ -110,6 +111,7 @@ def test_a_fault_at_any_call_loses_nothing(configure, train, ranks, together, ex
     assert ended.core() == expected(size)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_again_and_again_loses_nothing(
     configure, train, expected, monkeypatch
 ):

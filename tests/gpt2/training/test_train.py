@@ -35,6 +35,7 @@ def test_what_does_not_train_changes_no_result(configure, train, trained, change
         assert len({file.read_bytes() for file in files}) == 1, name
 
 
+@pytest.mark.slow
 def test_configuration_and_seed_determine_the_bytes(configure, train, trained):
     torch.manual_seed(999)
     again, other = train(configure(), "again"), train(configure(SEED=7), "other")

@@ -37,6 +37,7 @@ def test_a_warning_is_logged_once_and_survives_an_interruption(configure, train,
     assert manifest["deviations"] == []
 
 
+@pytest.mark.slow
 def test_a_warning_of_any_rank_is_recorded(configure, together, scattering):
     with scattering:
         found, ended = together(configure(GPUS=2, BATCH_SIZE=1, **WARN))

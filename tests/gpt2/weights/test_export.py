@@ -216,6 +216,7 @@ def test_weights_of_another_model_are_refused(configure, run, tmp_path):
     assert missing.value.codes == ["run.damaged"]
 
 
+@pytest.mark.slow
 def test_a_model_that_transformers_lacks_has_its_code(exported, configure, tmp_path):
     name, folder = exported.name, exported.folder
     ids_BT = torch.arange(2 * 80).reshape(2, 80) % 257
@@ -247,6 +248,7 @@ def test_a_model_that_transformers_lacks_has_its_code(exported, configure, tmp_p
     assert options["attention"]["backend"] == backend
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exported", ["sliding"], indirect=True)
 def test_the_byte_tokenizer_and_the_card(exported):
     from transformers import AutoTokenizer

@@ -280,6 +280,7 @@ def test_a_value_that_is_neither_path_nor_name_is_rejected(configure, value):
     assert f"INIT_FROM: invalid value {value!r}" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_weights_and_detects_that_they_have_changed(configure, train):
     folder, theirs = train.folder / "theirs", random_gpt2()
     # Predicts worse than random weights.

@@ -2,8 +2,7 @@
 
 import json
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,13 +56,6 @@ class FakeStudy:
         """Return name and first step of every start of a run."""
         path = self.folder / "journal"
         return path.read_text().splitlines() if path.exists() else []
-
-    def wait_until(self, condition: Callable[[], Any]) -> None:
-        """Poll until ``condition`` is true."""
-        end = time.monotonic() + _PATIENCE_SECONDS
-        while not condition():
-            assert time.monotonic() < end, "timed out"
-            time.sleep(0.01)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from lib.runner import local
 from lib.runs.lease import current_holder
 from lib.runs.run_dir import RunDir, State
 from lib.tracking import sidecar
+from tests.integration.conftest import wait_for
 from tests.lib.terminal import Terminal
 
 SLOW = {"steps": 80, "step_seconds": 0.02}
@@ -103,12 +104,10 @@ def test_goes_on_after_failures_and_the_next_make_resumes_them(study):
     assert study.make(names=["a", "b", "c"], runs=runs)[0] == 0
     # The runs resume: no step is repeated.
     assert all(study.steps(name) == [0, 1, 2] for name in "abc")
-
-
-def test_stops_after_a_failure_where_asked_to(study):
-    runs = {"a": {"fails_by": "raising"}}
-    code, stderr = study.make(runs=runs, keep_going=False)
-    assert code == 1 and states(study, "bc") == [None, None]
+    # Where it is asked to, make stops after a failure.
+    runs = {"h": {"fails_by": "full"}}
+    code, stderr = study.make(names=["h", "i", "j"], runs=runs, keep_going=False)
+    assert code == 1 and states(study, "ij") == [None, None]
     assert "0 done, 1 failed, 2 left" in stderr
 
 
@@ -132,7 +131,7 @@ def test_a_run_that_stalls_twice_fails_and_is_resumed(study):
 def test_ctrl_c_twice_stops_at_once(study):
     # The first step waits for data; a worker between steps would save.
     make = study.start(all={"fails_by": "waiting for data"})
-    study.wait_until(lambda: (study.folder / "journal.fifo").exists())
+    wait_for(lambda: (study.folder / "journal.fifo").exists())
     os.killpg(make.pid, signal.SIGINT)
     time.sleep(0.5)
     os.killpg(make.pid, signal.SIGINT)
@@ -147,7 +146,7 @@ def test_the_worker_of_a_killed_parent_saves_and_the_next_make_waits_for_it(stud
     """Without a report, which would show that the pipe is closed."""
     slow = {"all": {"steps": 3, "step_seconds": 0.4, "silent": True}, "names": ["a"]}
     make = study.start(**slow)
-    study.wait_until(lambda: len(study.steps("a")) == 1)
+    wait_for(lambda: len(study.steps("a")) == 1)
     os.kill(make.pid, signal.SIGKILL)
     # The old worker finishes its step before it stops; no other worker trains the run meanwhile.
     assert study.make(**slow)[0] == 0
@@ -172,12 +171,12 @@ def test_two_makes_train_each_run_once_and_both_wait_for_all(study):
 def test_a_make_stopped_until_its_lease_is_taken_writes_nothing_more(study):
     slow = {"steps": 20, "step_seconds": 0.05}
     first = study.start(all=slow, names=["a"], lease_seconds=1)
-    study.wait_until(lambda: len(study.steps("a")) > 3)
+    wait_for(lambda: len(study.steps("a")) > 3)
     # Parent, server and worker, as a machine that does not answer.
     os.killpg(first.pid, signal.SIGSTOP)
     stopped = len(study.steps("a"))
     second = study.start(all=slow, names=["a"], lease_seconds=1)
-    study.wait_until(lambda: len(study.steps("a")) > stopped)
+    wait_for(lambda: len(study.steps("a")) > stopped)
     os.killpg(first.pid, signal.SIGCONT)
     code, stderr = study.finish(first)
     assert code == 0 and "by another process" in stderr
@@ -188,7 +187,7 @@ def test_a_make_stopped_until_its_lease_is_taken_writes_nothing_more(study):
 
 def test_a_worker_that_does_not_wait_trains_what_is_free_and_ends(study):
     first = study.start(all={**SLOW, "steps": 400}, names=["a"], lease_seconds=2)
-    study.wait_until(lambda: len(study.steps("a")) > 3)
+    wait_for(lambda: len(study.steps("a")) > 3)
     code, stderr = study.make(runs={"a": SLOW}, lease_seconds=2, wait=False)
     assert code == 0, stderr
     assert states(study, "abc") == [State.RUNNING, State.SUCCESS, State.SUCCESS]
@@ -198,10 +197,10 @@ def test_a_worker_that_does_not_wait_trains_what_is_free_and_ends(study):
 
 def test_a_run_that_was_asked_to_stop_is_not_taken_by_another_make(study):
     first, second = (study.start(all={**SLOW, "steps": 400}, names=["a"]) for _ in range(2))
-    study.wait_until(lambda: "WAIT" in first.stderr + second.stderr)
+    wait_for(lambda: "WAIT" in first.stderr + second.stderr)
     if "WAIT" in first.stderr:
         first, second = second, first
-    study.wait_until(lambda: len(study.steps("a")) > 3)
+    wait_for(lambda: len(study.steps("a")) > 3)
     (study.path("a") / "stop").touch()
     os.killpg(first.pid, signal.SIGINT)
     assert study.finish(first)[0] == 130
@@ -211,7 +210,7 @@ def test_a_run_that_was_asked_to_stop_is_not_taken_by_another_make(study):
 
 def test_a_stop_of_the_study_reaches_every_make_and_no_later_one(study):
     makes = [study.start(all=SLOW), study.start(all=SLOW)]
-    study.wait_until(lambda: len(study.steps("a")) > 3 and len(study.steps("b")) > 3)
+    wait_for(lambda: len(study.steps("a")) > 3 and len(study.steps("b")) > 3)
     (study.folder / "results/fake/stop").write_text("")
     assert [study.finish(make)[0] for make in makes] == [130, 130]
     assert states(study, "ab") == [State.INTERRUPTED] * 2

@@ -26,6 +26,7 @@ def local(run):
     return ["--source", "local", "--folder", run.path.parents[1], "--run-name", run.path.name]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("name", QUERIES)
 def test_the_server_gives_the_same_answer_as_the_run_directory(tracked, query, name):
@@ -82,6 +83,7 @@ def test_tables_are_printed(tracked, monkeypatch, query):
     assert ["gpu/0/power_watts", "225.00", "205.00", "245.00", "W"] in shown["query_wandb_gpu_full"]
 
 
+@pytest.mark.slow
 def test_gpus_of_other_programs_are_read_from_the_system_stream(tracked, query, server):
     (run,) = server.runs.values()
     saved = dict(run.files)
