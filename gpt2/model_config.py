@@ -123,11 +123,8 @@ class ModelConfig:
         norm = self.norm.cost(shape).params
         positions = 0 if self.attention.positions.rotates else shape.block_size
         tables = shape.padded_vocab_size * (1 + self.untied_head) + positions
-        return (
-            tables * shape.n_embd
-            + shape.n_layer * (self.attention.cost(shape).params + 2 * norm)
-            + norm
-        )
+        blocks = (self.attention.cost(shape, i).params + 2 * norm for i in range(shape.n_layer))
+        return tables * shape.n_embd + sum(blocks) + norm
 
     def pairs_per_token(self) -> float:
         """Return the mean number of query-key pairs per token and head at full context."""
@@ -148,8 +145,10 @@ class ModelConfig:
     @cached_property
     def _flops_per_token(self) -> float:
         # Once for all seeds of a step.
-        attention = self.attention.cost(self.shape).flops
-        blocks = sum(attention + self.mlp.cost(site).flops for site in self.sites())
+        attention, mlp = self.attention.cost, self.mlp.cost
+        blocks = sum(
+            attention(self.shape, site.block).flops + mlp(site).flops for site in self.sites()
+        )
         adapters = sum(self._adapters(site).flops for site in self.sites())
         model = blocks + 2 * self.shape.padded_vocab_size * self.shape.n_embd
         return (2 if self.adapters else 3) * model + 3 * adapters

@@ -93,8 +93,8 @@ class AttentionConfig:
         """Return the components that attention may have or not."""
         return *self.transforms, *self.terms, *self.gates, *self.sinks
 
-    def cost(self, shape: ModelShape) -> Cost:
-        """Return the cost of one block, with scores, aggregation and the output projection.
+    def cost(self, shape: ModelShape, block: int) -> Cost:
+        """Return the cost of a block, with scores, aggregation and the output projection.
 
         Its weights are the base of the MLP ratio.
         """

@@ -105,10 +105,10 @@ def _flops(config: Config, model: GPT) -> list[CheckFinding]:
     shape, attention = config.model.shape, config.model.attention
     pairs = 4 * shape.n_embd * attention.pattern.mean_keys(shape.block_size)
     for site, block in zip(config.model.sites(), model.blocks, strict=True):
-        mlp = config.model.mlp.cost(site).flops
+        mlp, scores = config.model.mlp.cost(site).flops, attention.cost(shape, site.block).flops
         parts: dict[str, tuple[float, nn.Module, float]] = {"MLP": (mlp, block.mlp, 0.0)}
         if not attention.pattern.attends:
-            parts["attention"] = (attention.cost(shape).flops, block.attn, pairs)
+            parts["attention"] = (scores, block.attn, pairs)
         for name, (declared, module, others) in parts.items():
             least = 2 * matrix_elements(module) + others
             what = f"at least {least:,.0f} FLOPs per token of the {name}"

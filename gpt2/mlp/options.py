@@ -274,7 +274,7 @@ class MlpConfig:
         per_unit = self._weights_per_unit(site)
         biases = self.activation.fc_outputs * shape.bias
         weights = each * per_unit / (per_unit + biases)
-        return replace(self, derived_ratio=weights / site.attention.cost(shape).weights)
+        return replace(self, derived_ratio=weights / site.attention.cost(shape, site.block).weights)
 
     def built(self, site: LayerSpec) -> list[MlpMechanismOptions]:
         return [m for m in self.mechanisms if m.in_block(site)]
@@ -291,7 +291,7 @@ class MlpConfig:
         if self.sizing == "hidden":
             return MlpWidths(self.hidden or 4 * n_embd, {m.name: m.dim for m in built})
         ratio = self.derived_ratio if self.sizing == "params" else self.ratio
-        total = ratio * site.attention.cost(site.shape).weights
+        total = ratio * site.attention.cost(site.shape, site.block).weights
         each = total * self.share / max(1, sum(m.sized for m in self.mechanisms))
         sized = [m for m in built if m.sized]
         # A mechanism without a free width adds parameters to every hidden unit.
@@ -322,7 +322,7 @@ class MlpConfig:
 
     def built_ratio(self, site: LayerSpec) -> float:
         """Return MLP parameters / attention parameters of a block, without biases."""
-        return self.cost(site).weights / site.attention.cost(site.shape).weights
+        return self.cost(site).weights / site.attention.cost(site.shape, site.block).weights
 
     def check_params(self, shape: ModelShape, params: int) -> None:
         """Raise ConfigError if a model of ``params`` parameters differs from its target size."""

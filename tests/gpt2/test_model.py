@@ -344,7 +344,7 @@ def test_i6_declared_is_built(name, sizing, bias, n_layer):
     model = GPT(config)
 
     for site, block in zip(config.sites(), model.h, strict=True):
-        assert count(block.attn) == config.attention.cost(config.shape).params
+        assert count(block.attn) == config.attention.cost(config.shape, site.block).params
         assert count(block.mlp) == config.mlp.cost(site).params
         built = sum(p.numel() for p in block.mlp.parameters() if p.ndim >= 2)
         assert built == config.mlp.cost(site).weights

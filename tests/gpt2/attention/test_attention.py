@@ -38,9 +38,9 @@ def test_declared_parameters_are_built(build, gate, projection, bias, learnable)
     parts = dict(terms=(ReciprocalOptions(0.3, 9, learnable),), gates=(gate(),))
     case = build(8, projection=PROJECTION[projection], bias=bias, n_embd=48, **parts)
     parameters = list(case.module.parameters())
-    assert sum(p.numel() for p in parameters) == case.options.cost(case.shape).params
+    assert sum(p.numel() for p in parameters) == case.options.cost(case.shape, 0).params
     matrices = [p.numel() for p in parameters if p.ndim >= 2]
-    assert sum(matrices) == case.options.cost(case.shape).weights
+    assert sum(matrices) == case.options.cost(case.shape, 0).weights
 
 
 @pytest.mark.parametrize("pattern", PATTERN)

@@ -13,7 +13,7 @@ def test_every_form_has_the_values_and_the_parameters_that_are_declared(
     # Four of five blocks are selected, so that ranking matters.
     case = build(27, batch=1, projection=PAIR, pattern=pattern, positions=positions)
     case.assert_equals_reference(1e-10)
-    parameters, cost = dict(case.module.named_parameters()), case.options.cost(case.shape)
+    parameters, cost = dict(case.module.named_parameters()), case.options.cost(case.shape, 0)
     assert sum(p.numel() for p in parameters.values()) == cost.params
     assert sum(p.numel() for p in parameters.values() if p.ndim >= 2) == cost.weights
     slopes = zip(case.leaves(), case.gradients(case()), strict=True)
