@@ -48,7 +48,11 @@ def gate_statistics(mechanism: str, gate_BNT: Tensor) -> dict[str, Tensor]:
 
 def norm_ratio(part: Tensor, whole: Tensor) -> Tensor:
     """Return √(Σ part² / Σ whole²): the norm of an added part relative to its target."""
-    return torch.linalg.vector_norm(part.float()) / torch.linalg.vector_norm(whole.float())
+    part_norm, whole_norm = (
+        torch.linalg.vector_norm(x.to(torch.promote_types(x.dtype, torch.float32)))
+        for x in (part, whole)
+    )
+    return part_norm / whole_norm
 
 
 class BlockModel(Protocol):

@@ -65,7 +65,7 @@ class Block(nn.Module):
         attended_BTC, view = self.attn(self.ln_1(x_BTC), state, cache)
         x_BTC = x_BTC + attended_BTC
         mixed_BTC, following = self.mlp(self.ln_2(x_BTC), view, cache)
-        following.rotation = state.rotation
+        following.rotation, following.values_BKTH = state.rotation, view.values_BKTH
         return x_BTC + mixed_BTC, following
 
 

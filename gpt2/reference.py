@@ -12,7 +12,7 @@ from torch import Tensor
 from gpt2 import lora
 from gpt2 import norm as norms
 from gpt2.attention.options import LatentOptions
-from gpt2.attention.reference import attention, latent
+from gpt2.attention.reference import attention, latent, values
 from gpt2.attention.state import AttentionOutputs, BlockState
 from gpt2.mlp.mlp import reference_mlp, reference_request
 from gpt2.mlp.options import LayerSpec
@@ -63,7 +63,7 @@ def _block(
     norm = norms.REFERENCES[type(config.norm)]
     normed_BTC = norm(x_BTC, _subset(parameters, "ln_1."))
     attn = _subset(parameters, "attn.")
-    inputs = state.head_scale_BTN, state.latent_shift_BTR
+    inputs = state.head_scale_BTN, state.latent_shift_BTR, state.values_BKTH
     n_head, request = config.shape.n_head, reference_request(site, config.mlp)
     out_BTC, weights_BTS = attention(
         normed_BTC, attn, n_head, config.attention, request, *inputs, site.block
@@ -72,11 +72,15 @@ def _block(
     latent_BTR = None
     if isinstance(config.attention.projection, LatentOptions):
         latent_BTR = latent(normed_BTC, _subset(attn, "c_attn."), state.latent_shift_BTR)
+    first_BNTH = state.values_BKTH
+    if config.attention.value_mixes and first_BNTH is None:
+        first_BNTH = values(normed_BTC, attn, n_head, config.attention)
     view = AttentionOutputs(weights_BTS, latent_BTR)
     normed_BTC = norm(x_BTC, _subset(parameters, "ln_2."))
     mixed_BTC, state = reference_mlp(
         normed_BTC, view, _subset(parameters, "mlp."), site, config.mlp
     )
+    state.values_BKTH = first_BNTH
     return x_BTC + mixed_BTC, state
 
 

@@ -1,5 +1,5 @@
 """Attention: one projection × any transformations of queries and keys × one pattern × one position
-encoding × any score terms × any gates × a sink or none.
+encoding × any score terms × any gates × a sink or none × a mix of values or none.
 
 B batch, T tokens (queries), S tokens (keys), C n_embd, N heads, K key/value heads, H head dim, R
 latent dim; r the rows of a chunk, c its columns.
@@ -43,6 +43,7 @@ from gpt2.attention.options import (
     ReciprocalOptions,
     RopeOptions,
     SlidingOptions,
+    ValueResidualOptions,
 )
 from gpt2.attention.positions import PositionEncoding, Rope
 from gpt2.attention.projections import QKV, AdaptableLinear, Dense, Latent
@@ -64,6 +65,7 @@ from gpt2.attention.triton import (
     tiled_attention,
     triton_launch,
 )
+from gpt2.attention.value_residual import ValueResidual
 from gpt2.kv_cache import BlockKVCache
 from gpt2.mechanism_statistics import Statistics, gate_statistics
 from gpt2.nsa.options import NsaOptions
@@ -94,6 +96,7 @@ MODULES: dict[type[Any], Callable[..., Any]] = {
     RaCrossTokenOptions: RaCrossToken,
     QkNormOptions: QkNorm,
     AttentionSinkOptions: AttentionSink,
+    ValueResidualOptions: ValueResidual,
 }
 
 
@@ -122,6 +125,10 @@ class Attention(nn.Module):
         self.terms = nn.ModuleDict({term.name: build(shape, term) for term in options.terms})
         self.gates = nn.ModuleDict({gate.name: build(shape, gate) for gate in options.gates})
         self.sinks = nn.ModuleDict({sink.name: build(shape, sink) for sink in options.sinks})
+        mixes = {mix.name: build(shape, mix) for mix in options.mixes(block)}
+        self.value_mixes = nn.ModuleDict(mixes)
+        # The first block hands its values on.
+        self.gives_values = bool(options.value_mixes) and block == 0
         modules = {each.name: build(shape, each) for each in options.transforms}
         self.transforms = nn.ModuleDict(modules)
         # A pattern with its own kernel encodes positions itself.
@@ -160,8 +167,9 @@ class Attention(nn.Module):
         self, x_BTC: Tensor, state: BlockState, cache: BlockKVCache | None = None
     ) -> tuple[Tensor, AttentionOutputs]:
         """Return the output, BTC, and what the MLP reads; with a cache, ``x`` are new tokens."""
-        # Absorbed keys have no heads that could be transformed.
-        absorbs = cache is not None and not self.transforms
+        # Absorbed keys and values have no heads that could be transformed or mixed.
+        heads = self.transforms or self.options.value_mixes
+        absorbs = cache is not None and not heads
         qkv = self._heads(x_BTC, state, cache.position if cache else 0, absorbs)
         plan = self._plan(self.dropout if self.training else 0.0)
         if isinstance(self.pattern, CustomAttention):
@@ -176,7 +184,8 @@ class Attention(nn.Module):
         context_BNTH = self._scaled(result, state)
         out_BTC = self.c_proj(context_BNTH.transpose(1, 2).flatten(-2))
         out_BTC = F.dropout(out_BTC, self.dropout, self.training)
-        return out_BTC, AttentionOutputs(result.weights_BTS, qkv.latent_BTR)
+        values_BKTH = qkv.v_BKTH if self.gives_values else state.values_BKTH
+        return out_BTC, AttentionOutputs(result.weights_BTS, qkv.latent_BTR, values_BKTH)
 
     def statistics(
         self, x_BTC: Tensor, state: BlockState, cache: BlockKVCache | None = None
@@ -235,6 +244,8 @@ class Attention(nn.Module):
         for transform in cast(list[QueryKeyTransform], list(self.transforms.values())):
             q_BNTH, k_BKTH = transform.queries(qkv.q_BNTH), transform.keys(qkv.k_BKTH)
             qkv = replace(qkv, q_BNTH=q_BNTH, k_BKTH=k_BKTH)
+        for mix in self.value_mixes.values():
+            qkv = replace(qkv, v_BKTH=mix(qkv.v_BKTH, state.values_BKTH))
         heads = qkv.q_BNTH, qkv.k_BKTH
         q_BNTH, k_BKTH = self.positions.encode_all(heads, first, rotation=state.rotation)
         return replace(qkv, q_BNTH=q_BNTH, k_BKTH=k_BKTH)

@@ -24,6 +24,8 @@ from gpt2.attention.options import (
     SlidingOptions,
     TermOptions,
     TransformOptions,
+    ValueMixOptions,
+    ValueResidualOptions,
 )
 from gpt2.nsa.options import NsaOptions
 from gpt2.shape import Cost, ModelShape
@@ -50,8 +52,9 @@ TRANSFORMS: Registry[TransformOptions] = Registry(
 TERMS: Registry[TermOptions] = Registry("score term", ReciprocalOptions)
 GATES: Registry[GateOptions] = Registry("attention gate", RaCrossTokenOptions)
 SINKS: Registry[SinkOptions] = Registry("attention sink", AttentionSinkOptions)
+VALUE_MIXES: Registry[ValueMixOptions] = Registry("mix of values", ValueResidualOptions)
 REGISTRIES: tuple[Registry[Any], ...] = (
-    *(PROJECTIONS, PATTERNS, POSITIONS, TRANSFORMS, TERMS, GATES, SINKS),
+    *(PROJECTIONS, PATTERNS, POSITIONS, TRANSFORMS, TERMS, GATES, SINKS, VALUE_MIXES),
 )
 
 
@@ -64,7 +67,9 @@ def _small_backend(form: SmallForm, name: str) -> str:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Attention configuration: projection, transformations, pattern, positions, terms, gates, sink."""
+    """Attention configuration: projection, transformations, pattern, positions, terms, gates, sink,
+    mix of values.
+    """
 
     projection: ProjectionOptions
     pattern: PatternOptions
@@ -76,6 +81,7 @@ class AttentionConfig:
     transforms: tuple[TransformOptions, ...] = field(default=(), metadata={"off": ()})
     # One at most.
     sinks: tuple[SinkOptions, ...] = field(default=(), metadata={"off": ()})
+    value_mixes: tuple[ValueMixOptions, ...] = field(default=(), metadata={"off": ()})
 
     @classmethod
     def from_values(cls, values: Mapping[str, SymbolValue]) -> "AttentionConfig":
@@ -85,13 +91,17 @@ class AttentionConfig:
         (positions,) = POSITIONS.bind(values)
         lists = TERMS.bind(values), GATES.bind(values)
         backend, transforms = str(values["ATTENTION_BACKEND"]), TRANSFORMS.bind(values)
-        sinks = SINKS.bind(values)
-        return cls(projection, pattern, positions, *lists, backend, transforms, sinks)
+        others = SINKS.bind(values), VALUE_MIXES.bind(values)
+        return cls(projection, pattern, positions, *lists, backend, transforms, *others)
 
     @property
     def added(self) -> tuple[PartOptions, ...]:
         """Return the components that attention may have or not."""
-        return *self.transforms, *self.terms, *self.gates, *self.sinks
+        return *self.transforms, *self.terms, *self.gates, *self.sinks, *self.value_mixes
+
+    def mixes(self, block: int) -> tuple[ValueMixOptions, ...]:
+        """Return the mixes of a block with the values of the first one."""
+        return self.value_mixes if block else ()
 
     def cost(self, shape: ModelShape, block: int) -> Cost:
         """Return the cost of a block, with scores, aggregation and the output projection.
@@ -100,7 +110,8 @@ class AttentionConfig:
         """
         keys = self.pattern.mean_keys(shape.block_size)
         c_proj = Cost(shape.n_embd**2, shape.n_embd * shape.bias, 4 * shape.n_embd * keys)
-        heads = shape.n_embd + self.projection.expanded_numbers(shape) // 2
+        values = self.projection.expanded_numbers(shape) // 2
+        heads = shape.n_embd + values
         return Cost.of(
             (
                 self.projection.cost(shape),
@@ -109,5 +120,6 @@ class AttentionConfig:
                 *(part.cost(shape, keys) for part in (*self.terms, *self.gates)),
                 *(part.cost(shape, heads) for part in self.transforms),
                 *(part.cost(shape) for part in self.sinks),
+                *(part.cost(shape, values) for part in self.mixes(block)),
             )
         )

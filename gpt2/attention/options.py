@@ -129,6 +129,14 @@ class GateOptions(TermOptions):
         raise NotImplementedError
 
 
+class ValueMixOptions(PartOptions):
+    """Options of a mix of the values of each later block with those of the first block."""
+
+    def cost(self, shape: ModelShape, numbers: int) -> Cost:
+        """Return the cost in a later block for ``numbers`` elements of v per token."""
+        raise NotImplementedError
+
+
 class SinkOptions(PartOptions):
     """Options of a weight in every row beside those of the keys, which has no value."""
 
@@ -315,6 +323,30 @@ class AttentionSinkOptions(SinkOptions):
     def cost(self, shape: ModelShape) -> Cost:
         """Return the logits, and an exponential and a sum per row."""
         return Cost(vectors=shape.n_head, other_flops=2 * shape.n_head)
+
+
+@dataclass(frozen=True)
+class ValueResidualOptions(ValueMixOptions):
+    """Options of the values λ v + (1 − λ) v₁ of later blocks, v₁ those of the first block.
+
+    Zhou et al. 2024, arXiv 2410.17897, whose two learnable factors sum to 1 here.
+    λ = 1 disables it.
+    """
+
+    name: ClassVar[str] = "value_residual"
+    # A learnable λ would start at 1 and be trained.
+    off: ClassVar[Mapping[str, SymbolValue]] = {
+        "VALUE_RESIDUAL_LAMBDA": "1.0",
+        "VALUE_RESIDUAL_LEARNABLE": False,
+    }
+
+    share: float = kconfig_field("VALUE_RESIDUAL_LAMBDA", low=0.0, high=1.0)
+    # One learnable λ per later block, starting at ``share``.
+    learnable: bool = kconfig_field("VALUE_RESIDUAL_LEARNABLE")
+
+    def cost(self, shape: ModelShape, numbers: int) -> Cost:
+        """Return λ, and two products and a sum per element."""
+        return Cost(vectors=int(self.learnable), other_flops=3 * numbers)
 
 
 @dataclass(frozen=True)

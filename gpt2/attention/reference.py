@@ -27,10 +27,12 @@ from gpt2.attention.options import (
     ReciprocalOptions,
     RopeOptions,
     SlidingOptions,
+    ValueResidualOptions,
 )
 from gpt2.attention.qk_norm import reference_norm
 from gpt2.attention.reciprocal import reference_scores
 from gpt2.attention.sink import reference_weights
+from gpt2.attention.value_residual import reference_values
 from gpt2.nsa import reference as nsa
 from gpt2.nsa.options import NsaOptions
 
@@ -115,6 +117,7 @@ def sliding_sees(i: int, j: int, options: SlidingOptions) -> bool:
 # score term   q and k BNTH, row, columns, parameters, options              addition to scores, BNc
 # gate         weights BNc, row, parameters, options                        factor, BN
 # sink         scores BNc, parameters, options                              weights of keys, BNc
+# value mix    v and the first block's BNTH, parameters, options            v of a later block, BNTH
 REFERENCES: dict[type[Any], Callable[..., Any]] = {
     DenseOptions: dense_heads,
     GroupedOptions: dense_heads,
@@ -127,6 +130,7 @@ REFERENCES: dict[type[Any], Callable[..., Any]] = {
     ReciprocalOptions: reference_scores,
     RaCrossTokenOptions: reference_factor,
     AttentionSinkOptions: reference_weights,
+    ValueResidualOptions: reference_values,
     # A pattern that attends itself: see the function.
     NsaOptions: nsa.attend,
 }
@@ -143,11 +147,15 @@ class _Formulas:
         n_head: int,
         options: AttentionConfig,
         shift_BTR: Tensor | None,
+        values_BNTH: Tensor | None = None,
     ) -> None:
         self.parameters, self.options = parameters, options
         projection, weights = options.projection, self.subset("c_attn.")
         heads = REFERENCES[type(projection)](x_BTC, weights, n_head, projection, shift_BTR)
         self.q_BNTH, self.k_BNTH, self.v_BNTH = heads
+        for mix in options.value_mixes if values_BNTH is not None else ():
+            learned = self.subset(f"value_mixes.{mix.name}.")
+            self.v_BNTH = REFERENCES[type(mix)](self.v_BNTH, values_BNTH, learned, mix)
 
     def subset(self, prefix: str) -> dict[str, Tensor]:
         named = self.parameters.items()
@@ -202,16 +210,18 @@ def attention(
     request: AttentionWeightsOptions | None = None,
     head_scale_BTN: Tensor | None = None,
     latent_shift_BTR: Tensor | None = None,
+    values_BNTH: Tensor | None = None,
     block: int = 0,
     rows: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output of the query tokens ``rows`` (all), BTC, and the weights that the MLP
     reads, BTS.
 
-    ``parameters`` are those of the built attention, by name; ``block`` is the layer index.
+    ``parameters`` are those of the built attention, by name; ``values`` those of the first block;
+    ``block`` is the layer index.
     """
     rows = range(x_BTC.shape[1]) if rows is None else rows
-    formulas = _Formulas(x_BTC, parameters, n_head, options, latent_shift_BTR)
+    formulas = _Formulas(x_BTC, parameters, n_head, options, latent_shift_BTR, values_BNTH)
     shown = []
     if options.pattern.attends:
         out_BTNH = REFERENCES[type(options.pattern)](
@@ -240,22 +250,37 @@ def attention(
     return out_BTC, torch.stack(shown, 1) if shown else None
 
 
+def values(x_BTC: Tensor, parameters: Parameters, n_head: int, options: AttentionConfig) -> Tensor:
+    """Return the values of all heads, BNTH, of a block that mixes none."""
+    return _Formulas(x_BTC, parameters, n_head, options, None).v_BNTH
+
+
 def mean_statistics(
     x_BTC: Tensor,
     parameters: Parameters,
     n_head: int,
     options: AttentionConfig,
     latent_shift_BTR: Tensor | None = None,
+    values_BNTH: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Return means over heads and rows of the weights p that multiply V.
+    """Return means over heads and rows of the weights p that multiply V, and the share of ``values``.
 
-    attention/entropy, −Σ p ln p in nats, and attention_sink/share, 1 − Σ p, with a sink.
+    attention/entropy is −Σ p ln p in nats, attention_sink/share 1 − Σ p. The share of the first
+    block's values is the norm of their part over that of the others.
     """
     formulas = _Formulas(x_BTC, parameters, n_head, options, latent_shift_BTR)
     weights = [p for _, _, p, _ in formulas.rows(range(x_BTC.shape[1]))]
     entropy = torch.stack([-torch.xlogy(p, p).sum(-1) for p in weights]).mean()
     rest = torch.stack([1 - p.sum(-1) for p in weights]).mean()
-    return {"attention/entropy": entropy} | {f"{sink.name}/share": rest for sink in options.sinks}
+    found = {"attention/entropy": entropy} | {f"{sink.name}/share": rest for sink in options.sinks}
+    for mix in options.value_mixes if values_BNTH is not None else ():
+        learned, own_BNTH = formulas.subset(f"value_mixes.{mix.name}."), formulas.v_BNTH
+        norms = [
+            REFERENCES[type(mix)](*each, learned, mix).square().sum().sqrt()
+            for each in ((own_BNTH, 0 * own_BNTH), (0 * own_BNTH, values_BNTH))
+        ]
+        found[f"{mix.name}/share"] = norms[1] / norms[0]
+    return found
 
 
 def sparsify(mean_Bc: Tensor, request: AttentionWeightsOptions) -> Tensor:

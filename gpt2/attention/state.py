@@ -1,6 +1,7 @@
 """Data passed between blocks, and from the attention of a block to its MLP.
 
-B batch, T tokens (queries), S tokens (keys), N heads, R latent dim.
+B batch, T tokens (queries), S tokens (keys), N heads, R latent dim, K key/value
+heads, H head dim.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ class BlockState:
     latent_shift_BTR: Tensor | None = None
     # Cosines and sines of rotary positions, [T, H/2], the same in every block; None: not computed.
     rotation: Rotation | None = None
+    # Values of the first block, if later ones mix theirs with them.
+    values_BKTH: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -30,3 +33,5 @@ class AttentionOutputs:
     weights_BTS: Tensor | None = None
     # This block's c_k, after the shift; None without a latent projection.
     latent_BTR: Tensor | None = None
+    # For the state of the next block.
+    values_BKTH: Tensor | None = None

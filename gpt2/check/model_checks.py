@@ -22,6 +22,7 @@ from gpt2.check.short_run import GRADIENT_STEPS
 from gpt2.check.shrink import with_changes
 from gpt2.check.subject import StepUnderTest, relative_error
 from gpt2.loss import IGNORE_INDEX, LogitsChunks
+from gpt2.mechanism_statistics import collect_statistics
 from gpt2.model import GPT
 from gpt2.model_config import ModelConfig
 from lib.config.field import SymbolValue
@@ -332,20 +333,24 @@ def _statistics(subject: StepUnderTest) -> list[CheckFinding]:
         block.attn.register_forward_pre_hook(lambda part, given: inputs.append(given))
         for block in blocks
     ]
-    subject.model(subject.tokens(1, _LENGTH))
+    recorded = collect_statistics(subject.model, subject.tokens(1, _LENGTH))
     for hook in hooks:
         hook.remove()
+    n_head = model.shape.n_head
     for number, (block, (x_BTC, state, *_)) in enumerate(zip(blocks, inputs, strict=True)):
+        first = state.values_BKTH
         formulas = attention_reference.mean_statistics(
             x_BTC,
             reference.with_adapters(dict(block.attn.named_parameters()), model),
-            model.shape.n_head,
+            n_head,
             model.attention,
             state.latent_shift_BTR,
+            first if first is None else first.repeat_interleave(n_head // first.shape[1], 1),
         )
-        actual = block.attn.statistics(x_BTC, state)
         for name, formula in formulas.items():
-            findings += _by_formulas(f"{name} in block {number}", actual[name], formula)
+            value = recorded[name][number]
+            actual = formula.new_tensor(math.nan if value is None else value)
+            findings += _by_formulas(f"{name} in block {number}", actual, formula)
     return findings
 
 

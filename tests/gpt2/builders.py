@@ -16,6 +16,7 @@ from gpt2.attention.config import (
     SINKS,
     TERMS,
     TRANSFORMS,
+    VALUE_MIXES,
     AttentionConfig,
 )
 from gpt2.mlp.options import ACTIVATIONS, MECHANISMS, ActivationOptions, MlpConfig
@@ -65,6 +66,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "full": {},
     "qk_norm": {},
     "attention_sink": {},
+    "value_residual": {"share": 0.3, "learnable": True},
     "sliding": {"window": 5},
     "learned": {},
     "rope": {"base": 100.0},
@@ -145,6 +147,7 @@ def make_model_config(
     sinks: tuple[str, ...] = (),
     untied_head: bool = False,
     z_loss: float = 0.0,
+    value_mixes: tuple[str, ...] = (),
     **overrides: Any,
 ) -> ModelConfig:
     """Build the configuration of a small GPT-2; ``overrides`` are fields of Shape and MlpConfig.
@@ -166,6 +169,7 @@ def make_model_config(
         backend=attention_backend,
         transforms=tuple(options(TRANSFORMS, name) for name in transforms),
         sinks=tuple(options(SINKS, name) for name in sinks),
+        value_mixes=tuple(options(VALUE_MIXES, name) for name in value_mixes),
     )
     mlp = {name: overrides.get(name, value) for name, value in MLP.items()}
     mlp["activation"] = make_activation(mlp["activation"])

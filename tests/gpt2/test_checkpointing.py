@@ -14,6 +14,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
     "rows": {"attention_backend": "rows"},
     "state between blocks": EVERYTHING,
+    "values of the first block": {"value_mixes": ("value_residual",)},
     "own": {"projection": "grouped", "pattern": "nsa"},
 }
 

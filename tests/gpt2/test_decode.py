@@ -46,6 +46,8 @@ KEPT: list[tuple[dict[str, Any], int]] = [
     ({"projection": "grouped"}, 12 * 2 * 2 * 8),
     ({"projection": "latent"}, 12 * 2 * 8),
     ({"projection": "latent", "transforms": ("qk_norm",)}, 12 * 2 * 32),
+    ({"projection": "latent", "value_mixes": ("value_residual",)}, 12 * 2 * 32),
+    ({"projection": "grouped", "value_mixes": ("value_residual",)}, 12 * 2 * 2 * 8),
     ({"pattern": "sliding"}, 4 * 2 * 32),
     (RA, 12 * 2 * 32 + 5 * 32),
     ({"projection": "latent", **RA}, 12 * 2 * 8 + 5 * 4 * 8),

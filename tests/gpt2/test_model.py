@@ -32,6 +32,7 @@ EVERY: dict[str, dict[str, Any]] = {
             "reciprocal": {"learnable": True, "window": 7},
         },
         "sinks": ("attention_sink",),
+        "value_mixes": ("value_residual",),
     },
     "everything, third options": EVERYTHING
     | {
@@ -52,6 +53,11 @@ EVERY: dict[str, dict[str, Any]] = {
         "bias": False,
     },
     "sink": {"projection": "grouped", "pattern": "sliding", "sinks": ("attention_sink",)},
+    "value residual": {
+        "projection": "grouped",
+        "value_mixes": ("value_residual",),
+        "parts": {"value_residual": {"learnable": False}},
+    },
     "rope": {
         "projection": "grouped",
         "untied_head": True,

@@ -32,6 +32,7 @@ CASES = {
         "SPAM_WARMUP_STEPS": 1,
         "RECIPROCAL": True,
         "RECIPROCAL_LEARNABLE": True,
+        "VALUE_RESIDUAL": True,
         "POSITIONS_ROPE": True,
         "UNTIED_HEAD": True,
     },

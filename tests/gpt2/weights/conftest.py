@@ -79,6 +79,7 @@ OWN_CODE: dict[str, dict[str, SymbolValue]] = {
         "MLP_ATTN_GATE": True,
         "MLP_CROSS_TOKEN": True,
         "MLP_LATENT": True,
+        "VALUE_RESIDUAL": True,
     },
     "sliding": {
         "ATTENTION_PATTERN_SLIDING": True,
