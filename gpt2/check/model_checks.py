@@ -199,6 +199,8 @@ _STARTS = {"weight": 1.0, "factors": 1.0}
 def _matrices(model: GPT, config: ModelConfig) -> Iterator[CheckFinding]:
     """Check the standard deviation of initial matrices: GPT-2's, and 0 of a ZeroInitLinear and of an adapter's B."""
     zero = [f"{path}.weight" for path, m in model.named_modules() if isinstance(m, ZeroInitLinear)]
+    # Training of adapters starts from the function of the base.
+    zero += [name for name, _ in model.named_parameters() if name.endswith(".adapter.up.weight")]
     for name, parameter in model.named_parameters():
         rows = config.shape.vocab_size if name in ("wte.weight", "lm_head.weight") else None
         weights = parameter.detach()[:rows]
