@@ -22,7 +22,7 @@ from gpt2.study.designs import (
 from gpt2.study.plan import config_layers, declared_verdicts, make_plan
 from lib.config.dotconfig import defconfig_layers
 from lib.config.layers import ConfigLayer
-from lib.errors import ConfigError, Problem
+from lib.errors import ConfigError
 from lib.project import ROOT
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
@@ -116,19 +116,6 @@ def test_an_axis_that_does_not_apply_gives_one_run(combined):
 def test_a_value_valid_in_no_cell_is_an_error(combined, axes, base, code, part):
     problem = error_of(combined, axes, **base).problems[0]
     assert problem.code == f"config.{code}" and part in problem.what
-
-
-def test_a_value_out_of_range_is_named_as_such_also_where_it_does_not_always_apply(small_tree):
-    cells = grid(parse_axes(small_tree, "PRUNING=none,movement SPARSITY=0.5,1.5", "AXES"))
-
-    def bounded(cell):
-        values = small_tree.resolve([ConfigLayer.of("axis", cell.slug, cell.delta)]).values
-        if cell.delta.get("SPARSITY") == "1.5":
-            raise ConfigError(Problem("SPARSITY: too large", cell.slug, code="config.out-of-range"))
-        return values
-
-    (problem,) = error_of(resolve_grid, small_tree, cells, bounded).problems
-    assert (problem.where, problem.code) == ("movement-sparsity-1.5", "config.out-of-range")
 
 
 def test_a_very_long_name_is_cut_and_stays_unique(combined):

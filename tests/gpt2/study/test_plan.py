@@ -24,6 +24,7 @@ from tests.lib.fabricated import MANIFEST
 from tests.lib.report.fabricated_study import write_planned
 
 STUDY = {"RA_MLA_ABLATION_MODE": True}
+SPARSITY = "PRUNING=none,magnitude PRUNING_SPARSITY=0.5,1.5"
 
 
 def test_a_study_is_its_steps_and_seeds(planned):
@@ -61,6 +62,8 @@ def test_one_training_is_one_run_of_the_same_configuration_as_a_step(planned):
         ({"DROPOUT": "2"}, "config.out-of-range", ".config:"),
         ({"sweep": "NO_SUCH=1"}, "config.unknown-symbol", "SWEEP"),
         ({"sweep": "DROPOUT=0.1,7"}, "config.out-of-range", "SWEEP dropout-7"),
+        # Also where the value does not always apply.
+        ({"sweep": SPARSITY}, "config.out-of-range", "SWEEP magnitude-pruning-sparsity-1.5"),
         ({"seeds": "auto", "SINGLE_TRAINING": True}, "config.conflict", "SEEDS=auto"),
         ({**STUDY, "seeds": "auto", "FINALIST_MIN_SEEDS": 4}, "config.conflict", ""),
         ({**STUDY, "seeds": "auto", "VERDICT_LOOKS": "8,5,3"}, "config.out-of-range", ""),
