@@ -21,9 +21,9 @@ from tests.gpt2.study.large_study import write_large_study
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory) -> Path:
-    """A build folder with the finished runs of all steps and two seeds; tests change no file."""
+    """A build folder with the finished runs of all steps and one seed."""
     folder = tmp_path_factory.mktemp("build") / "large"
-    write_large_study(folder, 2, iterations=2, documents=1)
+    write_large_study(folder, 1, iterations=2, documents=1)
     return folder
 
 
@@ -61,7 +61,7 @@ def test_each_file_of_a_run_is_read_once_and_runs_are_listed_together(build, rea
     monkeypatch.setattr("lib.runs.code._digest", digest)
     with monkeypatch.context() as patched:
         patched.setattr(Path, "stat", counted)
-        plan = make_plan(layers, build, steps="all", seeds="1-2")
+        plan = make_plan(layers, build, steps="all", seeds="1")
         assert table_plan(plan).runs == plan.runs and plan.folder.name not in asked
     rows = look(plan)
     assert {(row["state"], row["seconds_from"]) for row in rows} == {("done", "measured")}
@@ -69,7 +69,7 @@ def test_each_file_of_a_run_is_read_once_and_runs_are_listed_together(build, rea
     assert counts == dict.fromkeys(("status.json", "summary.json", "manifest.json"), len(rows))
     # All runs record the same files.
     assert set(reads.values()) == set(digested.values()) == {1}
-    part = make_plan(layers, build, steps="0,1", seeds="2")
+    part = make_plan(layers, build, steps="0,1", seeds="1")
     assert {run.path for run in table_plan(part).runs} == {run.path for run in plan.runs}
     reads.clear()
     judged_study(part)
@@ -93,10 +93,11 @@ def test_a_link_that_leads_nowhere_is_no_run(tmp_path):
     assert make_plan(layers, tmp_path, steps="0", seeds="1").runs[0].path == run.path
 
 
-def test_a_finished_run_in_the_folder_of_another_one_is_not_done(build, tmp_path):
-    copy = shutil.copytree(build, tmp_path / "copy")
-    plan = make_plan(config_layers(copy), copy, steps="0,1", seeds="1")
-    run, other = plan.runs[:2]
+def test_a_finished_run_in_the_folder_of_another_one_is_not_done(tmp_path):
+    write_large_study(tmp_path / "build", 1, steps="0,1", iterations=2, documents=1)
+    layers = config_layers(tmp_path / "build")
+    plan = make_plan(layers, tmp_path / "build", steps="0,1", seeds="1")
+    run, other = plan.runs
     shutil.rmtree(run.path)
     shutil.copytree(other.path, run.path)
     views = {view["label"]: view for view in look(plan)}
