@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from lib.files import canonical_json, write_json
+from lib.files import canonical_json
 from lib.json_files import read_json_object
 from lib.runs.documents import DocumentResult, to_csv
 from lib.runs.manifest import SCHEMA_VERSION, add_artifact_digests, write_manifest
@@ -64,15 +64,10 @@ MANIFEST: dict[str, Any] = {
     "processes": {"world_size": 1, "backend": "none"},
     "init_weights_digest": ["i1"],
     "torch": {"build_digest": "b1", "reduced_precision_reduction": {"bf16": True}},
-    "variables": dict.fromkeys(
-        (
-            "CUBLAS_WORKSPACE_CONFIG",
-            "MKL_CBWR",
-            "NCCL_ALGO",
-            "NCCL_PROTO",
-            "NVIDIA_TF32_OVERRIDE",
-        )
-    ),
+    "variables": {
+        **dict.fromkeys(("CUBLAS_WORKSPACE_CONFIG", "MKL_CBWR", "NCCL_ALGO", "NCCL_PROTO")),
+        "NVIDIA_TF32_OVERRIDE": None,
+    },
 }
 # Loss, right tokens and length of each document.
 DOCUMENTS: Mapping[str, tuple[float, int, int]] = {"x": (31.4, 5, 10), "y": (29.0, 6, 10)}
@@ -84,11 +79,7 @@ def digest_of(identity: Mapping[str, Any]) -> str:
 
 
 def changed(record: Mapping[str, Any], **values: Any) -> dict[str, Any]:
-    """Return a deep copy with ``knobs__cpu_threads__observed=2`` setting the value at that key
-    path.
-
-    The value ``...`` removes the key.
-    """
+    """Return a deep copy; ``knobs__cpu_threads=2`` sets the value at that key path, ``...`` removes it."""
     copy: dict[str, Any] = json.loads(json.dumps(record))
     for path, value in values.items():
         *place, last = path.split("__")
@@ -104,13 +95,8 @@ def changed(record: Mapping[str, Any], **values: Any) -> dict[str, Any]:
 
 def seal(run: RunDir, record: Mapping[str, Any]) -> None:
     """Write a manifest that is consistent with the files beside it."""
-    whole = {
-        "schema_version": SCHEMA_VERSION,
-        "status": State.SUCCESS,
-        "volatile": {},
-        **record,
-    }
-    write_manifest(run, add_artifact_digests(run, whole))
+    state = {"schema_version": SCHEMA_VERSION, "status": State.SUCCESS, "volatile": {}}
+    write_manifest(run, add_artifact_digests(run, {**state, **record}))
 
 
 def reseal(run: RunDir) -> None:
@@ -128,11 +114,9 @@ def complete(run: RunDir, manifest: Mapping[str, Any] = MANIFEST, iterations: in
 
 
 def _item(name: str, loss: float, right: int, tokens: int) -> DocumentResult:
-    """Return a row whose token digest is derived from its name."""
     digest = hashlib.sha256(name.encode()).hexdigest()
-    return DocumentResult(
-        name, "demo", digest, digest, "val", tokens, 4 * tokens, 0, 0, loss, right, 2
-    )
+    sizes = tokens, 4 * tokens, 0, 0
+    return DocumentResult(name, "demo", digest, digest, "val", *sizes, loss, right, 2)
 
 
 def write_run(
@@ -150,7 +134,7 @@ def write_run(
     path.mkdir(parents=True, exist_ok=True)
     run = RunDir(path)
     record = {"identity": identity, "symbols": symbols or {"SEED": 1}}
-    write_json(run.resolved_config, record)
+    run.resolved_config.write_text(json.dumps(record))
     tokens = sum(n for _, _, n in documents.values())
     figures = {
         "val_loss": sum(loss for loss, _, _ in documents.values()) / tokens,
@@ -162,18 +146,10 @@ def write_run(
         "sparsity_by_layer": {},
         "prunable_weights": {},
     }
-    write_json(
-        run.summary,
-        {
-            "final": figures | dict(final or {}),
-            "numerics": {"check_numerics": False, "detect_anomaly": False},
-            "timing": {
-                "train_seconds": 61.0,
-                "tokens_per_second": 33.6,
-                "mean_step_seconds": 30.5,
-            },
-        },
-    )
+    timing = {"train_seconds": 61.0, "tokens_per_second": 33.6, "mean_step_seconds": 30.5}
+    flags = {"check_numerics": False, "detect_anomaly": False}
+    summary = {"final": figures | dict(final or {}), "numerics": flags, "timing": timing}
+    run.summary.write_text(json.dumps(summary))
     run.per_query.write_text(to_csv(_item(name, *row) for name, row in documents.items()))
     lines = [
         {"kind": "train", "iteration": i, "lr": 0.1, "loss": loss, "grad_norm": 1.0, "tokens": i}

@@ -12,7 +12,6 @@ from gpt2.study.arguments import RunLookup
 from gpt2.study.plan import Plan, config_layers, make_plan
 from gpt2.study.resolve import resolve_config
 from lib.config.dotconfig import defconfig_layers
-from lib.config.field import SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError
@@ -23,7 +22,7 @@ from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
 from tests.build_folder import write_build
 from tests.integration.conftest import SMALL
-from tests.lib.fabricated import MANIFEST, reseal, write_run
+from tests.lib.fabricated import reseal, write_run
 
 STUDIES = ["gpt2-ratio-ablation", "gpt2-mechanisms", "test-matrix-optimizers"]
 
@@ -35,11 +34,11 @@ def tree():
 
 @pytest.fixture
 def made(tree, tmp_path):
-    """A finished run of the small configuration with some symbols changed."""
+    """Return a factory of finished runs of the small configuration with some symbols changed."""
 
-    def make(name, manifest=MANIFEST, **settings: SymbolValue):
+    def make(name, **settings):
         config = resolve_config(tree, [ConfigLayer.of("test", "test", {**SMALL, **settings})])
-        run = write_run(tmp_path / name, manifest=manifest)
+        run = write_run(tmp_path / name)
         write_resolved_config(run, config)
         reseal(run)
         return str(run.path)
@@ -73,31 +72,33 @@ def test_every_setting_has_a_symbol(tree):
     assert names["pruning"] == "PRUNING" and names["optimizer.beta2"] == "ADAM_BETA2"
 
 
-@pytest.mark.parametrize(
-    ("settings", "symbol"),
-    [
-        ({"WEIGHT_DECAY": "0.2"}, "WEIGHT_DECAY"),
-        ({"ATTENTION_BACKEND_MATH": True}, "ATTENTION_BACKEND"),
-        ({"OPTIMIZER_SGD": True}, "OPTIMIZER"),
-        ({"RECIPROCAL": True}, "RECIPROCAL"),
-    ],
-)
-def test_one_knob_is_one_symbol(made, settings, symbol, tmp_path):
-    a, b = made("a"), made("b", **settings)
-    reasons = compare(a, b, tmp_path)["reasons"]
-    assert [re.match(r"\w+", reason)[0] for reason in reasons] == [symbol]
-    assert compare(a, b, tmp_path, axis=symbol)["verdict"] == "COMPARED"
-
-
-def test_a_second_knob_is_not_overlooked(made, tmp_path):
-    a, b = made("a"), made("b", WEIGHT_DECAY="0.2", DROPOUT="0.2")
+def test_a_knob_is_a_symbol_and_a_second_one_is_not_overlooked(made, tmp_path):
+    a = made("a")
+    for symbol, settings in {
+        "ATTENTION_BACKEND": {"ATTENTION_BACKEND_MATH": True},
+        "OPTIMIZER": {"OPTIMIZER_SGD": True},
+        "RECIPROCAL": {"RECIPROCAL": True},
+    }.items():
+        reasons = compare(a, made("b", **settings), tmp_path)["reasons"]
+        assert [re.match(r"\w+", reason)[0] for reason in reasons] == [symbol]
+        assert compare(a, made("b", **settings), tmp_path, axis=symbol)["verdict"] == "COMPARED"
+    b = made("b", WEIGHT_DECAY="0.2", DROPOUT="0.2")
     assert compare(a, b, tmp_path, axis="WEIGHT_DECAY")["reasons"] == ["DROPOUT: 0.1, 0.2"]
     assert compare(a, b, tmp_path, "DROPOUT", "WEIGHT_DECAY")["verdict"] == "COMPARED"
     # Runs of code that is gone have paths only.
     for path in (a, b):
         without_symbol(path, "N_LAYER")
-    paths = ["model.shape.dropout", "optimizer.weight_decay"]
-    assert sorted(fields_of(compare(a, b, tmp_path)["reasons"])) == paths
+    paths = {"model.shape.dropout", "optimizer.weight_decay"}
+    assert fields_of(compare(a, b, tmp_path)["reasons"]) == paths
+
+
+def test_accumulation_follows_from_the_number_of_gpus(made, tmp_path):
+    a, *others = (
+        made(name, BATCH_SIZE=2, GLOBAL_BATCH=whole, GRAD_ACCUMULATION=accumulation, GPUS=gpus)
+        for name, whole, accumulation, gpus in (("a", 8, 4, 1), ("b", 8, 2, 2), ("c", 4, 2, 1))
+    )
+    fields = [fields_of(compare(a, other, tmp_path)["reasons"]) for other in others]
+    assert fields == [{"GPUS"}, {"GLOBAL_BATCH", "GRAD_ACCUMULATION"}]
 
 
 @pytest.fixture
@@ -134,45 +135,30 @@ def test_steps_of_a_study_may_differ_in_what_they_set(study, capsys):
     assert caught.value.codes == ["run.not-found"]
 
 
-def test_accumulation_follows_from_the_number_of_gpus(made, tmp_path):
-    a = made("a", GLOBAL_BATCH=8, BATCH_SIZE=2, GRAD_ACCUMULATION=4)
-    b = made("b", GLOBAL_BATCH=8, BATCH_SIZE=2, GRAD_ACCUMULATION=2, GPUS=2)
-    c = made("c", GLOBAL_BATCH=4, BATCH_SIZE=2, GRAD_ACCUMULATION=2)
-    assert fields_of(compare(a, b, tmp_path)["reasons"]) == {"GPUS"}
-    changed = {"GLOBAL_BATCH", "GRAD_ACCUMULATION"}
-    assert fields_of(compare(a, c, tmp_path)["reasons"]) == changed
-
-
-@pytest.mark.parametrize(
-    ("b", "code"), [("", "usage.missing-argument"), ("no-such-run", "run.not-found")]
-)
-def test_a_run_that_does_not_exist_is_reported_by_its_variable(made, tmp_path, b, code):
-    folder = write_build(tmp_path / "build", SMALL)
-    with pytest.raises(ConfigError) as caught:
-        compare(made("a"), b, folder)
-    assert caught.value.codes == [code] and caught.value.problems[0].where == "B"
-
-
-def test_a_name_without_a_finished_run_is_an_error(tmp_path):
-    plan = make_plan(defconfig_layers(ROOT, "gpt2-ratio-small"), tmp_path, steps="0,5")
-    for named, code in (
-        ("", "run.not-finished"),
-        ("none", "run.not-found"),
-        ("ra", "run.not-found"),
-    ):
+def test_what_does_not_exist_is_reported_by_its_variable(made, tmp_path):
+    folder, a = write_build(tmp_path / "build", SMALL), made("a")
+    for b, code in (("", "usage.missing-argument"), ("no-such-run", "run.not-found")):
         with pytest.raises(ConfigError) as caught:
-            chosen_runs(plan, plan, named)
-        assert caught.value.codes == [code] and (named or "ratio") in str(caught.value)
-
-
-def test_an_unknown_axis_is_an_error(made, tmp_path):
-    runs = [RunRecord(RunDir(Path(made("a"))))]
+            compare(a, b, folder)
+        assert caught.value.codes == [code] and caught.value.problems[0].where == "B"
     plan = Plan("single", tmp_path, tmp_path, None, [])
+    runs = [RunRecord(RunDir(Path(a)))]
     with pytest.raises(ConfigError) as caught:
         declared_axes(plan, runs, "DROPOUT,DROPUOT")
     assert caught.value.codes == ["usage.unknown-field"]
     assert caught.value.problems[0].where == "AXIS"
     assert declared_axes(plan, runs, "DROPOUT") == {runs[0].run.path: {"DROPOUT"}}
+
+
+@pytest.mark.parametrize(
+    ("named", "code"),
+    [("", "run.not-finished"), ("none", "run.not-found"), ("ra", "run.not-found")],
+)
+def test_a_name_without_a_finished_run_is_an_error(tmp_path, named, code):
+    plan = make_plan(defconfig_layers(ROOT, "gpt2-ratio-small"), tmp_path, steps="0,5")
+    with pytest.raises(ConfigError) as caught:
+        chosen_runs(plan, plan, named)
+    assert caught.value.codes == [code] and (named or "ratio") in str(caught.value)
 
 
 # What a study declares.

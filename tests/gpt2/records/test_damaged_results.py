@@ -3,19 +3,23 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from gpt2.study.resolve import resolve_config
+from gpt2.weights.source import weights_folder
+from lib.config.layers import ConfigLayer
+from lib.config.tree import KconfigTree
+from lib.errors import ConfigError
 from lib.runs.record import RunRecord, required_files
 from lib.runs.run_dir import RunDir
 from tests.gpt2.study.large_study import write_large_study
+from tests.integration.conftest import SMALL
 from tests.lib.fabricated import write_run
 from tests.run_command import run_command
 
-DAMAGES: dict[str, Callable[[Path], Any]] = {
+DAMAGES = {
     "absent": Path.unlink,
     "shorter": lambda path: os.truncate(path, path.stat().st_size // 2),
     "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
@@ -61,7 +65,6 @@ def test_a_command_that_lists_runs_shows_it_as_damaged(study, command):
     "command",
     [
         ("all", *STUDY),
-        ("all", "--steps", "0", "--seeds", "1", "--set", "INIT_FROM=run:NAME"),
         ("compare", "INTACT", "RUN"),
         ("reproduce", "--twice", "--run", "RUN"),
         ("prolong", "RUN", "--iters", "2"),
@@ -75,30 +78,38 @@ def test_a_command_that_lists_runs_shows_it_as_damaged(study, command):
 def test_a_command_that_uses_a_result_refuses_it(study, command):
     """Also one that would not read the file."""
     build, intact, damaged = study
-    before = {path: path.lstat().st_mtime_ns for path in (build / "results").rglob("*")}
+    before = times(build)
     script, *words = command
     values = {"INTACT": str(intact.path), "RUN": str(damaged.path)}
-    words = [values.get(word, word).replace("NAME", damaged.path.name) for word in words]
-    code, _, err = run_command(script, *words, "-O", str(build))
+    code, _, err = run_command(script, *(values.get(w, w) for w in words), "-O", str(build))
     assert code == 2 and "[run.damaged]" in err, err
     assert damaged.path.name in err and "timing.jsonl" in err and "make rerun RUNS=" in err, err
-    assert before == {path: path.lstat().st_mtime_ns for path in (build / "results").rglob("*")}
-    assert not (build / "reproduced").exists()
+    assert before == times(build) and not (build / "reproduced").exists()
+
+
+def test_the_weights_of_a_damaged_run_initialize_no_other(study):
+    build, _, damaged = study
+    settings = {**SMALL, "INIT_FROM": f"run:{damaged.path.name}"}
+    config = resolve_config(KconfigTree(), [ConfigLayer.of("test", "test", settings)])
+    with pytest.raises(ConfigError) as caught:
+        weights_folder(config, build)
+    assert caught.value.codes == ["run.damaged"]
+
+
+def times(build: Path) -> dict[Path, int]:
+    return {path: path.lstat().st_mtime_ns for path in (build / "results").rglob("*")}
 
 
 @pytest.mark.slow
-def test_a_damaged_run_of_another_study_is_refused_and_an_intact_one_is_reused(tmp_path):
+def test_a_damaged_run_of_another_study_is_refused_unless_an_intact_one_is_there(tmp_path):
     build = tmp_path / "build"
     (run,) = write_large_study(build, 1, steps="0", iterations=20, documents=5)
-    others = [run.path.parents[1] / study / run.path.name for study in ("another", "third")]
-    for other in others:
-        shutil.copytree(run.path, other)
-    shutil.rmtree(run.path)
-    (others[1] / run.timing.name).unlink()
-    command = ["all", "--steps", "0", "--seeds", "1", "-O", str(build)]
-    code, _, err = run_command(*command)
-    assert code == 0 and not run.path.exists(), err
-    shutil.rmtree(others[0])
-    code, _, err = run_command(*command)
-    assert code == 2 and "[run.damaged]" in err and "third" in err, err
-    assert not run.path.exists()
+    intact, damaged = (run.path.parents[1] / study / run.path.name for study in ("one", "third"))
+    shutil.copytree(run.path, damaged)
+    (damaged / run.timing.name).unlink()
+    shutil.move(run.path, intact)
+    command = ["plan", "--steps", "0", "--seeds", "1", "--json", "-O", str(build)]
+    for place, state in ((intact, "done"), (damaged, "damaged")):
+        (row,) = json.loads(run_command(*command)[1])["runs"]
+        assert (row["directory"], row["state"]) == (str(place), state)
+        shutil.rmtree(intact, ignore_errors=True)

@@ -23,13 +23,14 @@ FORBIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 )
 STUDY = ("--steps", "STEPS", "--seeds", "SEEDS")
-COMMANDS: dict[str, tuple[str, ...]] = {
+COMMANDS = {
     "plan": ("plan", *STUDY),
     "status": ("status", *STUDY),
     "one-line": ("status", *STUDY, "--one-line"),
     "watch": ("watch", *STUDY),
     "ls": ("ls",),
     "report": ("report", *STUDY),
+    "named": ("report", "--run", "A"),
     "verdicts": ("verdicts", *STUDY),
     "audit": ("audit", "--runs", "*"),
     "audit as JSON": ("audit", "--runs", "*", "--json"),

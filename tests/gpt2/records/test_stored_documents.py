@@ -24,7 +24,7 @@ contrast = "pruned-50 vs baseline"
 verdict = "WORSE"
 value = "+7.77"
 """
-COMMANDS: dict[str, tuple[str, ...]] = {
+COMMANDS = {
     "verdicts": ("verdicts", *STUDY),
     "report": ("report", *STUDY, "--json"),
     "claims": ("claims", *STUDY),
@@ -61,15 +61,13 @@ def forged(value: Any) -> Any:
     return 7.77 if isinstance(value, float) else value
 
 
+def rewritten(change: Callable[[Any], Any]) -> Callable[[Path], object]:
+    return lambda file: file.write_text(json.dumps(change(json.loads(file.read_text()))))
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
-    "forged": (
-        lambda file: file.write_text(json.dumps(forged(json.loads(file.read_text())))),
-        tuple(COMMANDS),
-    ),
-    "other types": (
-        lambda file: file.write_text(json.dumps(dict.fromkeys(json.loads(file.read_text()), 7))),
-        ("verdicts",),
-    ),
+    "forged": (rewritten(forged), tuple(COMMANDS)),
+    "other types": (rewritten(lambda document: dict.fromkeys(document, 7)), ("verdicts",)),
     "deep": (lambda file: file.write_text("[" * 20_000), ("report",)),
     "a pipe": (lambda file: (file.unlink(), os.mkfifo(file)), ("claims", "verdicts")),
 }

@@ -102,10 +102,17 @@ def test_another_configuration_has_no_word_of_the_runs_beside_it(planned, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_selection_shows_the_words_of_the_whole_study_and_changes_no_file(planned):
+def test_a_selection_shows_the_words_of_the_whole_study_and_changes_no_file(planned, tmp_path):
     whole = planned()
     train(whole, -0.3)
-    judged(whole)
+    # The seeds of a folder are no declared look, which spends alpha; a foreign name adds no seed.
+    for name in ("ra-s99999999999999999999-12345678", "ra-s7-12345678", "x-s-"):
+        (whole.folder / name).mkdir()
+    for words_, seeds in ((), False), (("--seeds=1-3",), True):
+        plan, table, selected = asked_tables(options("report", "-O", str(tmp_path), *words_))
+        assert {run.seed for run in table.runs} == {1, 2, 3} and not selected
+        results.report(plan, table, selected=selected)
+        assert (whole.folder / "verdicts.json").exists() == seeds
     before = texts(whole)
     for part in (planned(seeds="1"), planned(steps="0,1")):
         _, text = results.verdicts(part, table_plan(part), selected=True)
@@ -115,19 +122,6 @@ def test_a_selection_shows_the_words_of_the_whole_study_and_changes_no_file(plan
     assert text.count("BETTER") == 1
     lines = (whole.folder / "declarations.jsonl").read_text().splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["plan", "look"]
-
-
-@pytest.mark.slow
-def test_the_seeds_of_a_folder_are_no_declared_look(planned, tmp_path):
-    """A look spends alpha, so the folder's seeds do not start one; a foreign name adds no seed."""
-    train(planned(), -0.3)
-    for name in ("ra-s99999999999999999999-12345678", "ra-s7-12345678", "x-s-"):
-        (tmp_path / "results/ratio" / name).mkdir()
-    for words_, seeds in ((), False), (("--seeds=1-3",), True):
-        plan, whole, selected = asked_tables(options("report", "-O", str(tmp_path), *words_))
-        assert {run.seed for run in whole.runs} == {1, 2, 3} and not selected
-        results.report(plan, whole, selected=selected)
-        assert (whole.folder / "verdicts.json").exists() == seeds
 
 
 @pytest.mark.slow
@@ -148,30 +142,35 @@ def test_named_runs_are_reported_under_the_configuration_that_they_recorded(plan
     (former.folder / "declarations.jsonl").write_text(declarations)
     now = planned(MAX_ITERS=500)
     train(now, 0.3)
-    before = {path: path.read_bytes() for path in former.folder.rglob("*") if path.is_file()}
-    command = ("report", "-O", str(tmp_path), "--run")
+
+    def contents():
+        return {path: path.read_bytes() for path in former.folder.rglob("*") if path.is_file()}
+
+    before = contents()
     # A part of the former study has the words of the whole.
     paths = [str(run.path) for run in (*former.runs, *now.runs) if run.variant.number != 2]
+    command = ("report", "-O", str(tmp_path), "--run")
     code, out, err = run_command(*command, ",".join(paths), "--json")
     assert code == 0, err
     one, *others = json.loads(out)["studies"]
-    kept = [
-        v for v in verdicts if "vs baseline" in v["name"] and v["step"] == one["rows"][1]["slug"]
-    ]
+    step = one["rows"][1]["slug"]
+    kept = [v for v in verdicts if v["step"] == step and v["reference"] == "baseline"]
     assert (
         one["verdicts"] == kept and kept[0]["verdict"] == "BETTER" and one["rule"]["band"] == 0.01
     )
-    assert [row["control"] for row in one["rows"]] == [None, None, "a/a"]
-    assert {row["state"] for row in one["rows"]} == {"done"}
+    assert [(row["control"], row["state"]) for row in one["rows"]] == [
+        *[(None, "done")] * 2,
+        ("a/a", "done"),
+    ]
     # Those of a study that was not judged have their numbers and no word, each alone.
-    assert [len(each["rows"]) for each in others] == [1] * 2
     losses = [RunRecord(RunDir(run.path)).final.val_loss for run in now.runs[::3]]
+    assert [len(each["rows"]) for each in others] == [1] * 2
     assert others[0]["rows"][0]["val_loss"] == pytest.approx(fmean(losses))
     assert not any(each["verdicts"] for each in others)
     # The report is elsewhere and leads to the runs.
-    assert before == {p: p.read_bytes() for p in former.folder.rglob("*") if p.is_file()}
     (page,) = (tmp_path / "results/named").glob(f"*{former.runs[0].config.hash8}/report.html")
-    assert (page.parent / one["runs"][0]["folder"] / "logs.txt").is_file()
-    assert one["runs"][0]["folder"] in page.read_text()
+    folder = one["runs"][0]["folder"]
+    assert before == contents() and folder in page.read_text()
+    assert (page.parent / folder / "logs.txt").is_file()
     code, _, err = run_command(*command, str(tmp_path / "results"))
     assert code == 2 and err.count("[run.not-found]") == 1 and "RUN: " in err, err

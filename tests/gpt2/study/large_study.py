@@ -1,5 +1,6 @@
 """A fabricated study of many finished runs."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def write_large_study(
     return [RunDir(run.path) for run in plan.runs]
 
 
+@cache
 def this_origin() -> dict[str, Any]:
     """Return the origin that a run of this code on this machine records."""
     files = [

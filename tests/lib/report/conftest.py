@@ -1,6 +1,5 @@
 """Planned runs with fabricated results."""
 
-import builtins
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,47 +26,42 @@ class Named:
 
 @pytest.fixture
 def make_run(tmp_path) -> Callable[..., Run[Named]]:
-    """Return a factory of planned runs; with a loss, the run's finished directory is written too."""
+    """Return a factory of planned runs; with a loss, the run's finished directory is written too.
+
+    ``figures`` are nats, correct tokens and tokens of single documents; the first of ``losses`` is
+    that of the untrained model.
+    """
 
     def make(
         slug: str,
         loss: float | None = None,
         *,
         seed: int = 1,
-        parent: str = "",
-        number: int = 0,
+        study: str = "demo",
         data: str = "d1",
         documents: tuple[str, ...] = ("x", "y"),
-        # Nats, correct tokens and tokens of single documents.
-        figures: dict[str, tuple[float, int, int]] | None = None,
-        study: str = "demo",
+        figures: Mapping[str, tuple[float, int, int]] = {},
+        manifest: Mapping[str, Any] = {},
+        losses: tuple[float, ...] = (20.0, 3.2),
+        number: int = 0,
+        parent: str = "",
         levels: dict[str, str] | None = None,
         text: str = "",
-        manifest: dict[str, Any] | None = None,
-        # The first is the loss of the untrained model.
-        losses: tuple[float, ...] = (20.0, 3.2),
         **final: Any,
     ) -> Run[Named]:
         config = Named(f"{slug}{seed}")
         path = tmp_path / study / run_name(slug, seed, config)
-        run = Run(
-            "demo",
-            RunVariant(slug, number=number, parent=parent, levels=levels, text=text),
-            seed,
-            config,
-            path,
-        )
-        if loss is None:
-            return run
-        write_run(
-            path,
-            identity=config.identity(),
-            manifest=changed(MANIFEST, data__digest=data, **(manifest or {})),
-            documents=dict.fromkeys(documents, (31.4, 5, 10)) | (figures or {}),
-            losses=losses,
-            final={"val_loss": loss, **final},
-        )
-        return run
+        variant = RunVariant(slug, number=number, parent=parent, levels=levels, text=text)
+        if loss is not None:
+            write_run(
+                path,
+                identity=config.identity(),
+                manifest=changed(MANIFEST, data__digest=data, **manifest),
+                documents=dict.fromkeys(documents, (31.4, 5, 10)) | dict(figures),
+                losses=losses,
+                final={"val_loss": loss, **final},
+            )
+        return Run("demo", variant, seed, config, path)
 
     return make
 
@@ -90,16 +84,3 @@ def make_study(make_run) -> Callable[..., list[Run[Named]]]:
         ]
 
     return make
-
-
-@pytest.fixture
-def without_matplotlib(monkeypatch) -> None:
-    """Let every import of matplotlib fail, as if the package were missing."""
-    original = builtins.__import__
-
-    def without(name, *rest, **more):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return original(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)

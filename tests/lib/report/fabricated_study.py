@@ -58,24 +58,22 @@ def write_planned(
     offset: float | None = None,
 ) -> None:
     """Write the directory of a planned run as if it had finished, ``offset`` nats above 2.55."""
-    source = random.Random(run.path.name)
+    source, lengths, number = (
+        random.Random(run.path.name),
+        random.Random(1),
+        run.variant.number or 0,
+    )
     block = random.Random(run.seed).gauss(0, 0.02)
-    number = run.variant.number or 0
     drawn = block + number * 0.004 * (-1) ** number + source.gauss(0, 0.01)
     offset = drawn if offset is None else offset
-    lengths = random.Random(1)
     rows = {}
     for i in range(documents):
         tokens = lengths.randrange(200, 2000)
         nats = tokens * (2.4 + 0.3 * lengths.random() + offset + source.gauss(0, 0.02))
         rows[f"corpus/text-{i:03d}"] = (nats, tokens // 3, tokens)
     loss = sum(nats for nats, _, _ in rows.values()) / sum(n for _, _, n in rows.values())
-    final: dict[str, Any] = {
-        "val_loss": loss,
-        "parameters": 850_000 + 13_000 * (number % 5),
-        "tokens": iterations * _TOKENS,
-        "iterations": iterations,
-    }
+    final: dict[str, Any] = {"val_loss": loss, "parameters": 850_000 + 13_000 * (number % 5)}
+    final |= {"tokens": iterations * _TOKENS, "iterations": iterations}
     if number % 7 == 1:
         shares = {f"h.{i}.attn.c_attn.weight": 0.4 + 0.05 * i for i in range(4)}
         sizes = dict.fromkeys(shares, 100)
@@ -92,9 +90,9 @@ def write_planned(
     directory.sample.write_text(f"The model of {run.path.name} says nothing much.\n")
     config = json.loads(directory.resolved_config.read_text()) | {"hash8": run.config.hash8}
     directory.resolved_config.write_text(json.dumps(config))
-    timing = json.loads(directory.summary.read_text())
-    timing["timing"]["train_seconds"] = 15.0 + number / 3
-    directory.summary.write_text(json.dumps(timing))
+    summary = json.loads(directory.summary.read_text())
+    summary["timing"]["train_seconds"] = 15.0 + number / 3
+    directory.summary.write_text(json.dumps(summary))
     seal(directory, changed(manifest, final_weights_digest=source.randbytes(32).hex()))
 
 

@@ -20,48 +20,33 @@ def _equal(r: float) -> Callable:
     """Return losses whose differences have standard deviation 1; a block shares the part r."""
 
     def draw(rng, studies, n):
-        return _correlated(rng, studies, n, np.full(STEPS + 1, r))
+        block, own = rng.standard_normal((studies, 1, n)), _normal(rng, studies, n)
+        return (np.sqrt(r) * block + np.sqrt(1 - r) * own) / np.sqrt(2 * (1 - r))
 
     return draw
 
 
-def _correlated(rng, studies, n, r_A):
-    block = rng.standard_normal((studies, 1, n))
-    own = rng.standard_normal((studies, STEPS + 1, n))
-    r_A1 = r_A[:, None]
-    return (np.sqrt(r_A1) * block + np.sqrt(1 - r_A1) * own) / np.sqrt(2 * (1 - min(r_A)))
+def _normal(rng, studies, n):
+    return rng.standard_normal((studies, STEPS + 1, n))
 
 
-def _scaled(scales: Callable) -> Callable:
+def _noisy(factor: float, first: int, last: int = STEPS) -> Callable:
+    """Return losses of which those of the arms ``first`` to ``last`` are noisier."""
+
     def draw(rng, studies, n):
-        noise = rng.standard_normal((studies, STEPS + 1, n))
-        return noise * scales(rng, studies)[..., None]
+        losses = _normal(rng, studies, n)
+        losses[:, first : last + 1] *= factor
+        return losses
 
     return draw
-
-
-def _steps(factor: float, count: int) -> Callable:
-    """Return the scales of a study with ``count`` noisy steps, the last ones."""
-
-    def scales(rng, studies):
-        scale_SA = np.ones((studies, STEPS + 1))
-        scale_SA[:, STEPS + 1 - count :] = factor
-        return scale_SA
-
-    return _scaled(scales)
 
 
 def _lognormal(sigma: float) -> Callable:
-    return _scaled(lambda rng, studies: rng.lognormal(0, sigma, (studies, STEPS + 1)))
+    def draw(rng, studies, n):
+        noise = _normal(rng, studies, n)
+        return noise * rng.lognormal(0, sigma, (studies, STEPS + 1))[..., None]
 
-
-def _baseline(factor: float) -> Callable:
-    def scales(rng, studies):
-        scale_SA = np.ones((studies, STEPS + 1))
-        scale_SA[:, 0] = factor
-        return scale_SA
-
-    return _scaled(scales)
+    return draw
 
 
 def _halves(high: float, low: float) -> Callable:
@@ -78,17 +63,9 @@ def _halves(high: float, low: float) -> Callable:
 
 
 def _dead(rng, studies, n):
-    losses = rng.standard_normal((studies, STEPS + 1, n))
+    losses = _normal(rng, studies, n)
     losses[:, 1:7] = losses[:, :1] + 1e-7 * losses[:, 1:7]
     return losses
-
-
-def _drawn(name: str) -> Callable:
-    def draw(rng, studies, n):
-        size = (studies, STEPS + 1, n)
-        return rng.standard_t(3, size) if name == "t" else rng.exponential(size=size)
-
-    return draw
 
 
 def _with_real(inner: Callable, real: int) -> Callable:
@@ -104,25 +81,19 @@ def _with_real(inner: Callable, real: int) -> Callable:
 
 # Name → losses of null steps, and the number of first steps that are real.
 NOISE: dict[str, tuple[Callable, int]] = {
-    "equal, r 0": (_equal(0.0), 0),
-    "equal, r 0.5": (_equal(0.5), 0),
-    "equal, r 0.9": (_equal(0.9), 0),
+    **{f"equal, r {r:g}": (_equal(r), 0) for r in (0.0, 0.5, 0.9)},
     "halves r 0.8, 0.3": (_halves(0.8, 0.3), 0),
     "halves r 0.95, 0": (_halves(0.95, 0.0), 0),
-    "lognormal 0.5": (_lognormal(0.5), 0),
-    "lognormal 1": (_lognormal(1.0), 0),
-    "one step x3": (_steps(3, 1), 0),
-    "one step x7": (_steps(7, 1), 0),
-    "one step x10": (_steps(10, 1), 0),
-    "4 steps x3": (_steps(3, 4), 0),
-    "half the steps x3": (_steps(3, 9), 0),
-    "baseline x2": (_baseline(2), 0),
-    "heavy tails": (_drawn("t"), 0),
-    "skewed": (_drawn("exponential"), 0),
+    **{f"lognormal {sigma:g}": (_lognormal(sigma), 0) for sigma in (0.5, 1.0)},
+    **{f"one step x{factor}": (_noisy(factor, STEPS), 0) for factor in (3, 7, 10)},
+    "4 steps x3": (_noisy(3, STEPS - 3), 0),
+    "half the steps x3": (_noisy(3, STEPS - 8), 0),
+    "baseline x2": (_noisy(2, 0, 0), 0),
+    "heavy tails": (lambda rng, studies, n: rng.standard_t(3, (studies, STEPS + 1, n)), 0),
+    "skewed": (lambda rng, studies, n: rng.exponential(size=(studies, STEPS + 1, n)), 0),
     "6 dead": (_dead, 0),
     "6 real": (_with_real(_equal(0.0), 6), 6),
-    "14 real, 4 x3": (_with_real(_steps(3, 4), 14), 14),
-    "14 real, 4 x5": (_with_real(_steps(5, 4), 14), 14),
+    **{f"14 real, 4 x{f}": (_with_real(_noisy(f, STEPS - 3), 14), 14) for f in (3, 5)},
 }
 
 
@@ -146,14 +117,10 @@ def arrivals(rng, studies: int, order: str, chain: bool) -> np.ndarray:
     ``order`` is random, forward or reverse. A contrast of two steps waits for both.
     """
     steps_SA = np.arange(STEPS)[None].repeat(studies, axis=0)
-    if order == "random":
-        steps_SA = rng.permuted(steps_SA, axis=1)
-    elif order == "reverse":
-        steps_SA = steps_SA[:, ::-1]
-    if chain:
-        both_SA = np.maximum(steps_SA[:, 1:], steps_SA[:, :-1])
-        return np.concatenate([steps_SA, both_SA], axis=1)
-    return steps_SA
+    if order != "forward":
+        steps_SA = rng.permuted(steps_SA, axis=1) if order == "random" else steps_SA[:, ::-1]
+    both_SA = np.maximum(steps_SA[:, 1:], steps_SA[:, :-1])
+    return np.concatenate([steps_SA, both_SA], axis=1) if chain else steps_SA
 
 
 def critical(p: float, degrees: np.ndarray) -> np.ndarray:

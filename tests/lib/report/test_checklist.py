@@ -1,8 +1,6 @@
 """Rows of the checklist that repeat what the study's table says."""
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -10,29 +8,25 @@ from lib.files import write_json
 from lib.report.checklist import word_rows
 from lib.report.columns import write_tables
 from lib.report.study import read_study
-from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.fabricated import seal
 from tests.lib.report.documents import document_of
 
 SPIKED = (5.5, 5.0, 4.5, 4.0, 3.5, 3.2, 7.9, 3.1)
-Rows = Callable[..., dict[str, tuple[str, str]]]
 
 
 @pytest.fixture
-def runs(make_study) -> list[Run[Any]]:
+def runs(make_study):
     """Return two steps with four seeds, of which the second is better by 0.1."""
     return make_study({"base": [3.01, 3.02, 3.03, 3.04], "wide": [2.91, 2.921, 2.93, 2.942]})
 
 
 @pytest.fixture
-def rows(tmp_path) -> Rows:
+def rows(tmp_path):
     """Return a function that returns the rows by name: verdict and reason."""
 
-    def found(
-        runs: list[Run[Any]], *, written: bool = True, arms: str = "", **changes: Any
-    ) -> dict[str, tuple[str, str]]:
-        document = {**document_of(read_study("demo", runs)), **changes}
+    def found(runs, *, written=True, arms=""):
+        document = document_of(read_study("demo", runs))
         if written:
             write_tables(document, tmp_path)
         names = {run.path.name for run in runs if not arms or run.variant.slug == arms}
@@ -86,7 +80,6 @@ def test_a_comparison_without_a_word_does_not_pass(
     ("words", "failed", "verdict", "what"),
     [
         (["BETTER"], True, "FAIL", "base-aa vs base: BETTER"),
-        (["WORSE"], True, "FAIL", "base-aa vs base: WORSE"),
         (["INCONCLUSIVE"], False, "PASS", "no effect where there is none"),
         ([], True, "FAIL", "an A/A step failed at an earlier look"),
         ([None], False, "UNKNOWN", "base-aa vs base: no word"),
@@ -123,14 +116,14 @@ def test_a_document_about_other_runs_does_not_pass(runs, rows):
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda document: {**document, "schema_version": 3},
-        lambda document: {**document, "runs": {"a": 1}, "verdicts": 7},
-        lambda document: {**document, "runs": [None, 5, {"folder": 3}, []]},
-        lambda document: [document],
+        {"schema_version": 3},
+        {"runs": {"a": 1}, "verdicts": 7},
+        {"runs": [None, 5, {"folder": 3}, []]},
+        [],
     ],
 )
 def test_a_damaged_or_older_document_does_not_pass(damage, runs, rows, tmp_path):
     rows(runs)
     file = tmp_path / "verdicts.json"
-    write_json(file, damage(json.loads(file.read_text(encoding="utf-8"))))
+    write_json(file, damage and json.loads(file.read_text(encoding="utf-8")) | damage)
     assert rows(runs, written=False)["document"][0] in ("UNKNOWN", "FAIL")

@@ -31,12 +31,10 @@ def check(tmp_path):
 
     def checked(planned, *entries, head="", **changes):
         path = tmp_path / "claims.toml"
-        names = "abcdef"
-        texts = [f'[[claim]]\nname = "c-{names[i]}"\n{entry}' for i, entry in enumerate(entries)]
+        texts = [f'[[claim]]\nname = "c-{n}"\n{entry}' for n, entry in zip("abcdef", entries)]
         path.write_text(head + "".join(texts))
-        plan = VerdictPlan(VerdictRule(band=0.05))
-        document = document_of(read_study("demo", planned, plan=plan))
-        return check_claims(read_claims(path), document | changes)
+        study = read_study("demo", planned, plan=VerdictPlan(VerdictRule(band=0.05)))
+        return check_claims(read_claims(path), document_of(study) | changes)
 
     return checked
 
@@ -53,23 +51,13 @@ def figure(value, field="val_loss", **more):
     return toml(**{"step": "base", "field": field, "value": value, **more})
 
 
-def test_true_claims_hold(runs, check):
-    entries = (
-        contrast(),
-        figure("3.042"),
-        figure("61", "train_seconds"),
-        figure("1,000", "parameters"),
-    )
-    claims = check(runs, *entries)
+def test_true_claims_hold_and_false_ones_are_named_with_quoted_and_found(runs, check):
+    entries = [contrast(), figure("3.042"), figure("61", "train_seconds")]
+    claims = check(runs, *entries, figure("1,000", "parameters"))
     assert [claim["problems"] for claim in claims] == [[]] * 4 and claims_exit_code(claims) == 0
     assert [len(claim["runs"]) for claim in claims] == [6, 3, 3, 3]
-    assert claim_lines(claims).splitlines()[:2] == [
-        "HOLDS   c-a: -0.10 BETTER",
-        "HOLDS   c-b: 3.042",
-    ]
-
-
-def test_a_false_claim_is_named_with_quoted_and_found(runs, check):
+    lines = ["HOLDS   c-a: -0.10 BETTER", "HOLDS   c-b: 3.042"]
+    assert claim_lines(claims).splitlines()[:2] == lines
     false = [
         (contrast("-0.11"), "-0.11", "-0.10"),
         (contrast(verdict="WORSE"), "WORSE", "BETTER"),
@@ -77,30 +65,24 @@ def test_a_false_claim_is_named_with_quoted_and_found(runs, check):
         (figure("3.043"), "3.043", "3.042"),
     ]
     first, *claims = check(runs, figure("3.042"), *(entry for entry, _, _ in false))
-    assert first["problems"] == [] and claims_exit_code([first]) == 0
     for claim, (_, quoted, found) in zip(claims, false, strict=True):
         (problem,) = claim["problems"]
         assert quoted in problem and found in problem and claims_exit_code([first, claim]) == 1
     assert re.search(r"FAIL    c-b: .*claims.toml:7", claim_lines(claims))
 
 
-def test_a_damaged_run_is_named_and_its_claims_do_not_hold(runs, check):
-    path = runs[2].path / "summary.json"
-    content = bytearray(path.read_bytes())
-    content[0] ^= 1
-    path.write_bytes(content)
-    for claim in check(runs, contrast(), figure("3.042")):
-        assert claims_exit_code([claim]) == 4
-        assert any(runs[2].path.name in problem for problem in claim["problems"])
-
-
 def test_a_claim_without_its_runs_does_not_hold(runs, check, make_run):
-    """Neither if there are none, nor if one seed has no result."""
+    """Neither if there are none, nor if one seed has no result, or is damaged."""
     for claim in check(runs, contrast(), figure("3.042"), runs=[]):
         assert claim["problems"] == ["no run of it is planned"]
         assert claims_exit_code([claim]) == 1
     (claim,) = check([*runs, make_run("base", seed=7)], figure("3.042"))
     assert claim["problems"] == ["base-s7-base7: new"]
+    path = runs[2].path / "summary.json"
+    path.write_bytes(b"[" + path.read_bytes()[1:])
+    for claim in check(runs, contrast(), figure("3.042")):
+        assert claims_exit_code([claim]) == 4
+        assert any(runs[2].path.name in problem for problem in claim["problems"])
 
 
 @pytest.mark.parametrize(
@@ -131,9 +113,8 @@ def test_tables_name_run_ids_commits_and_configurations(runs, check):
     latex, markdown = claims_to_latex(claims), claims_to_markdown(claims)
     for text in (latex, markdown):
         for run in runs:
-            assert f"{run.path.name} (unknown)".replace("--", "- -") in text
-        assert f"commit {'0' * 12}" in text
-        assert "(unknown)" in text and "BETTER" in text
+            assert f"{run.path.name} (unknown)" in text
+        assert f"commit {'0' * 12}" in text and "BETTER" in text
         assert re.search(r"-0\.(09|10)\d\d (±|\\ensuremath{\\pm}) 0\.00\d\d", text)
     assert re.findall(r"newcommand\{\\([^}]*)\}", latex) == ["claimCA", "claimCB", "claimstable"]
     assert r"\newcommand{\claimCA}{-0.10}" in latex and latex.count("{") == latex.count("}")
@@ -161,25 +142,26 @@ value = "3.00"
 @pytest.mark.parametrize(
     ("line", "replacement", "code", "number"),
     [
-        ('value = "-0.10"', "value = -0.10", "claims.invalid-value", 9),
+        ('value = "-0.10"', "value = -0.10", "invalid-value", 9),
         *(
-            ('value = "-0.10"', f'value = "{other}"', "claims.invalid-form", 9)
+            ('value = "-0.10"', f'value = "{other}"', "invalid-form", 9)
             for other in ("-0.10 nats", "−0.10", "1000", "7.9k", "47.5%", ".10", "1.")
         ),
-        ('value = "-0.10"', 'value = "-0.10', "claims.syntax", 9),
-        ('value = "-0.10"', 'valu = "-0.10"', "claims.unknown-key", 9),
-        ('verdict = "BETTER"', 'verdict = "UNFAIR"', "claims.invalid-form", 8),
-        ('verdict = "BETTER"\n', "", "claims.missing-key", 4),
-        ('contrast = "wide vs base"\n', "", "claims.missing-key", 4),
-        ('contrast = "wide vs base"', 'contrast = "x"\nstep = "base"', "claims.missing-key", 4),
-        ('name = "wide"', 'name = "wide_"', "claims.invalid-form", 5),
-        ('name = "wide"', 'name = "Wide"', "claims.invalid-form", 5),
-        ('name = "wide"', 'name = "loss-two"', "claims.duplicate", 11),
-        ('text = "a wider MLP"\n', "", "claims.missing-key", 4),
-        ('value = "3.00"\n', "", "claims.missing-key", 11),
-        ('field = "val_loss"\n', "", "claims.missing-key", 11),
-        ('seeds = "1-3"', "seeds = 3", "claims.invalid-value", 2),
-        ('seeds = "1-3"', 'seed = "3"', "claims.unknown-key", 2),
+        ('value = "-0.10"', 'value = "-0.10', "syntax", 9),
+        ('value = "-0.10"', 'valu = "-0.10"', "unknown-key", 9),
+        ('verdict = "BETTER"', 'verdict = "UNFAIR"', "invalid-form", 8),
+        ('verdict = "BETTER"\n', "", "missing-key", 4),
+        ('contrast = "wide vs base"\n', "", "missing-key", 4),
+        ('contrast = "wide vs base"', 'contrast = "x"\nstep = "base"', "missing-key", 4),
+        *(('name = "wide"', f'name = "{name}"', "invalid-form", 5) for name in ("wide_", "Wide")),
+        ('name = "wide"', 'name = "loss-two"', "duplicate", 11),
+        ('text = "a wider MLP"\n', "", "missing-key", 4),
+        ('value = "3.00"\n', "", "missing-key", 11),
+        ('field = "val_loss"\n', "", "missing-key", 11),
+        ('seeds = "1-3"', "seeds = 3", "invalid-value", 2),
+        ('seeds = "1-3"', 'seed = "3"', "unknown-key", 2),
+        (GOOD, 'claim = "x"\n', "invalid-value", 1),
+        (GOOD, "claim = [1]\n", "invalid-value", 1),
     ],
 )
 def test_a_wrong_entry_names_its_line(tmp_path, line, replacement, code, number):
@@ -191,15 +173,8 @@ def test_a_wrong_entry_names_its_line(tmp_path, line, replacement, code, number)
     with pytest.raises(ConfigError) as caught:
         read_claims(path)
     assert caught.value.exit_code == 2
-    lines = [(p.code, int(p.where.rpartition(":")[2])) for p in caught.value.problems]
-    assert any(kind == code and abs(at - number) <= 1 for kind, at in lines)
-
-
-@pytest.mark.parametrize("text", ["", 'claim = "x"\n', 'study = "demo"\n', "claim = [1]\n"])
-def test_a_file_without_entries_is_refused(tmp_path, text):
-    (tmp_path / "claims.toml").write_text(text)
-    with pytest.raises(ConfigError):
-        read_claims(tmp_path / "claims.toml")
+    lines = [(p.code, int(p.where.rpartition(":")[2] or 1)) for p in caught.value.problems]
+    assert any(kind == f"claims.{code}" and abs(at - number) <= 1 for kind, at in lines), lines
 
 
 NUMBERS = [
@@ -213,7 +188,9 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("text", "recorded", "holds"), NUMBERS)
-def test_a_number_holds_if_it_has_the_quoted_digits_and_sign(runs, check, text, recorded, holds):
+def test_a_number_holds_if_it_has_the_quoted_digits_and_sign(
+    make_run, check, text, recorded, holds
+):
     row = {"name": "base", "slug": "base", "machine": {}, "val_loss": recorded}
-    (claim,) = check(runs[:1], figure(text), rows=[row])
+    (claim,) = check([make_run("base", 3.0)], figure(text), rows=[row])
     assert bool(claim["problems"]) is not holds

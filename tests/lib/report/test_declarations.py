@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -11,10 +10,8 @@ import pytest
 from lib.errors import ConfigError, RunError
 from lib.report.declarations import (
     DECLARATIONS_FILE,
-    DeclaredPlan,
     Look,
     VerdictPlan,
-    append_declarations,
     looks_of,
     read_declarations,
 )
@@ -30,17 +27,11 @@ SHIFTS = {"base": 0.0, "wide": -1.0, "gate": 0.0}
 NOISE = (0.0, 0.011, -0.007, 0.004, -0.012, 0.009)
 
 
-def outcomes(seeds=(1, 2, 3), started_at=None, ended_at=None):
+def outcomes(seeds=(1, 2, 3), **times):
     """Return the outcomes of three arms; those of the gate are noise."""
     return {
         arm: [
-            SeedOutcome(
-                seed,
-                3 + seed / 10 + shift + NOISE[(seed + 2 * number) % 6],
-                started_at=started_at,
-                ended_at=ended_at,
-            )
-            for seed in seeds
+            SeedOutcome(s, 3 + s / 10 + shift + NOISE[(s + 2 * number) % 6], **times) for s in seeds
         ]
         for number, (arm, shift) in enumerate(SHIFTS.items())
     }
@@ -48,8 +39,12 @@ def outcomes(seeds=(1, 2, 3), started_at=None, ended_at=None):
 
 def plan_of(folder, n=3, **fields):
     known = read_declarations(folder)
-    looks = LookPlan.fixed(n)
-    return VerdictPlan(looks=looks, folder=folder, declarations=known, **fields)
+    return VerdictPlan(looks=LookPlan.fixed(n), folder=folder, declarations=known, **fields)
+
+
+def planned(folder, at, **fields):
+    """Declare the plan of three seeds before its runs."""
+    return declare(plan_of(folder, declared=FAMILY, seeds=(1, 2, 3), **fields), at=at)
 
 
 def report(folder, seeds=3, at=None, runs=None, **fields):
@@ -66,22 +61,23 @@ def lines(folder):
 
 
 def test_a_plan_is_declared_before_its_runs_and_a_look_before_it_is_judged(tmp_path):
-    plan = plan_of(tmp_path, declared=FAMILY, seeds=(1, 2, 3), configurations={"base": "b"})
-    declare(plan, evaluation_set="e", at=100.0)
-    (first,) = lines(tmp_path)
-    assert first == {
-        "kind": "plan",
-        "at": "1970-01-01T00:01:40.000+00:00",
-        "rule": plan.rule_record,
-        "look_plan": {"seeds": [3], "shares": [0.9]},
-        "seeds": [1, 2, 3],
-        "family": {
-            "wide vs base": {"wide": "", "base": "b"},
-            "gate vs base": {"gate": "", "base": "b"},
-        },
-    }
+    plan = planned(tmp_path, 100.0, configurations={"base": "b"})
+    assert lines(tmp_path) == [
+        {
+            "kind": "plan",
+            "at": "1970-01-01T00:01:40.000+00:00",
+            "rule": plan.rule_record,
+            "look_plan": {"seeds": [3], "shares": [0.9]},
+            "seeds": [1, 2, 3],
+            "family": {
+                "wide vs base": {"wide": "", "base": "b"},
+                "gate vs base": {"gate": "", "base": "b"},
+            },
+        }
+    ]
     # The same plan is declared once.
-    declare(plan_of(tmp_path, declared=FAMILY, seeds=(1, 2, 3)), at=200.0)
+    for at in (200.0, 300.0):
+        planned(tmp_path, at)
     assert len(lines(tmp_path)) == 2
     for _ in range(2):
         report(tmp_path, at=300.0)
@@ -90,6 +86,11 @@ def test_a_plan_is_declared_before_its_runs_and_a_look_before_it_is_judged(tmp_p
     assert (look["number"], look["n"], look["share"], look["planned"]) == (1, 3, 0.9, True)
     assert (look["seeds"], look["added"]) == ([1, 2, 3], False)
     assert look["judged"] == ["gate vs base", "wide vs base"]
+    assert read_declarations(tmp_path)[-1].judged == dict.fromkeys(look["judged"], 300.0)
+    # A table that takes no look writes nothing.
+    study = report(tmp_path / "other", exploratory=True)
+    assert not study["looks"] and not (tmp_path / "other").exists()
+    assert study["verdicts"][0]["reason"] == "a table of selected steps or seeds takes no look"
 
 
 def test_processes_that_report_at_once_declare_one_look(tmp_path):
@@ -103,18 +104,11 @@ def test_processes_that_report_at_once_declare_one_look(tmp_path):
     assert [look.share for look in report(tmp_path)["looks"]] == [0.9]
 
 
-def test_a_table_that_takes_no_look_writes_nothing(tmp_path):
-    study = report(tmp_path, exploratory=True)
-    assert not study["looks"] and not list(tmp_path.iterdir())
-    assert study["verdicts"][0]["reason"] == "a table of selected steps or seeds takes no look"
-
-
 def test_a_link_is_not_followed(tmp_path):
-    (tmp_path / "study").mkdir()
     (tmp_path / "victim").write_text("")
-    os.symlink(tmp_path / "victim", tmp_path / "study" / DECLARATIONS_FILE)
+    os.symlink(tmp_path / "victim", tmp_path / DECLARATIONS_FILE)
     with pytest.raises(RunError) as caught:
-        report(tmp_path / "study")
+        report(tmp_path)
     assert caught.value.codes == ["file.symbolic-link"]
     assert (tmp_path / "victim").read_text() == ""
 
@@ -122,35 +116,25 @@ def test_a_link_is_not_followed(tmp_path):
 # What is read.
 
 
-DAMAGED = [
-    ("plan", {"kind": "word"}),
-    ("plan", {"at": "yesterday"}),
-    ("look", {"at": 1.5}),
-    ("plan", {"seeds": [1, 1, 2]}),
-    ("look", {"seeds": [1, 2, True]}),
-    ("plan", {"seeds": [-1, 2, 3]}),
-    ("look", {"seeds": "1-3"}),
-    ("look", {"family": ["wide vs base"]}),
-    ("plan", {"family": {"wide vs base": ["wide"]}}),
-    ("look", {"family": {"wide vs base": {"wide": 3}}}),
-    ("plan", {"family": ...}),
-    ("look", {"imported": "yes"}),
-    ("look", {"share": 1.5}),
-    ("look", {"share": 0}),
-    ("look", {"share": "all"}),
-    ("look", {"n": 4}),
-    ("look", {"judged": [1]}),
-    ("look", {"planned": 1}),
-    ("plan", {"rule": {"band": None}}),
-    ("plan", {"look_plan": {"seeds": [3, 5], "shares": [0.9]}}),
-    ("plan", {"look_plan": {"seeds": [3], "shares": [1.1]}}),
+PLANS = [
+    *({"kind": "word"}, {"at": "yesterday"}, {"seeds": [1, 1, 2]}, {"seeds": [-1, 2, 3]}),
+    *({"family": {"wide vs base": ["wide"]}}, {"family": ...}, {"rule": {"band": None}}),
+    {"look_plan": {"seeds": [3, 5], "shares": [0.9]}},
+    {"look_plan": {"seeds": [3], "shares": [1.1]}},
+]
+LOOKS = [
+    *({"at": 1.5}, {"seeds": [1, 2, True]}, {"seeds": "1-3"}, {"family": ["wide vs base"]}),
+    *({"family": {"wide vs base": {"wide": 3}}}, {"imported": "yes"}, {"share": 1.5}),
+    *({"share": 0}, {"share": "all"}, {"n": 4}, {"judged": [1]}, {"planned": 1}),
 ]
 
 
-@pytest.mark.parametrize(("kind", "fields"), DAMAGED)
-def test_a_damaged_line_is_named(tmp_path, kind, fields):
+@pytest.mark.parametrize(
+    ("number", "fields"), [*((0, each) for each in PLANS), *((1, each) for each in LOOKS)]
+)
+def test_a_damaged_line_is_named(tmp_path, number, fields):
     report(tmp_path)
-    whole, number = lines(tmp_path), ["plan", "look"].index(kind)
+    whole = lines(tmp_path)
     whole[number] = {k: v for k, v in (whole[number] | fields).items() if v is not ...}
     text = "".join(json.dumps(line) + "\n" for line in whole)
     (tmp_path / DECLARATIONS_FILE).write_text(text)
@@ -194,14 +178,14 @@ def test_looks_beyond_alpha_give_no_word():
 def test_a_rule_is_called_declared_first_only_if_it_was(tmp_path, declared_at, fields, is_first):
     runs = outcomes(started_at=1000.0, ended_at=2000.0)
     if declared_at:
-        declare(plan_of(tmp_path, declared=FAMILY, seeds=(1, 2, 3)), at=declared_at)
+        planned(tmp_path, declared_at)
     study = report(tmp_path, declared=FAMILY, runs=runs, at=3000.0, **fields)
     assert study["is_declared_first"] is is_first
 
 
 def test_a_file_that_was_deleted_is_seen_by_the_dates_of_the_runs(tmp_path):
     runs = outcomes(started_at=1000.0)
-    declare(plan_of(tmp_path, declared=FAMILY, seeds=(1, 2, 3)), at=900.0)
+    planned(tmp_path, 900.0)
     assert not report(tmp_path, runs=runs)["notes"]
     (tmp_path / DECLARATIONS_FILE).unlink()
     for _ in range(2):
@@ -214,9 +198,10 @@ def test_a_file_that_was_deleted_is_seen_by_the_dates_of_the_runs(tmp_path):
 
 def test_a_look_that_was_deleted_is_seen_by_the_dates_of_its_runs(tmp_path):
     path = tmp_path / DECLARATIONS_FILE
-    runs = outcomes((1, 2, 3), 1000.0, 2000.0)
+    runs = outcomes(started_at=1000.0, ended_at=2000.0)
     report(tmp_path, at=900.0, runs=runs)
-    longer = {arm: [*runs[arm], *each] for arm, each in outcomes((4, 5), 4000.0, 5000.0).items()}
+    later = outcomes((4, 5), started_at=4000.0, ended_at=5000.0)
+    longer = {arm: [*runs[arm], *each] for arm, each in later.items()}
     assert not report(tmp_path, 5, at=3000.0, runs=longer)["notes"]
     plan, _, *rest = path.read_text().splitlines()
     path.write_text("\n".join([plan, *rest, ""]))
@@ -228,12 +213,15 @@ def test_a_look_that_was_deleted_is_seen_by_the_dates_of_its_runs(tmp_path):
 
 
 def test_results_under_another_rule_are_marked(tmp_path):
-    report(tmp_path, at=1000.0, runs=outcomes((1,), 100.0, 2000.0), rule=VerdictRule(band=0.1))
+    runs = outcomes((1,), started_at=100.0, ended_at=2000.0)
+    report(tmp_path, at=1000.0, runs=runs, rule=VerdictRule(band=0.1))
     # Nothing had ended: a declaration may change before there are results.
-    study = report(tmp_path, at=1500.0, runs=outcomes((1,), 100.0, 2000.0), rule=VerdictRule())
-    assert not study["verdicts"][0]["remarks"]
-    study = report(tmp_path, at=3000.0, runs=outcomes((1,), 100.0, 2000.0), rule=VerdictRule("own"))
-    assert study["verdicts"][0]["remarks"] == ["rule changed after results: variance"]
+    for at, rule, remarks in (
+        (1500.0, VerdictRule(), []),
+        (3000.0, VerdictRule("own"), ["rule changed after results: variance"]),
+    ):
+        study = report(tmp_path, at=at, runs=runs, rule=rule)
+        assert study["verdicts"][0]["remarks"] == remarks
 
 
 # Import of an earlier version's record.
@@ -291,12 +279,3 @@ def test_another_record_of_an_earlier_version_is_damaged_or_not_read(tmp_path):
             read_declarations(tmp_path)
         (problem,) = caught.value.problems
         assert problem.code == "run.damaged" and "move it aside" in problem.next
-
-
-def test_a_line_that_is_appended_is_read_again(tmp_path):
-    family = {"a vs b": {"a": "1", "b": ""}}
-    now = round(time.time(), 3)
-    plan = DeclaredPlan({"band": 0.5}, LookPlan((3, 5), (0.4, 0.5)), (1, 7), family, now)
-    look = Look(2, 2, 0.25, False, (1, 7), True, family, {"a vs b": now}, "e", now)
-    append_declarations(tmp_path, lambda known: [] if known else [plan, look])
-    assert read_declarations(tmp_path) == (plan, look)

@@ -1,8 +1,9 @@
 """Fields that make two runs incomparable."""
 
+import json
+
 import pytest
 
-from lib.report.compare import compare_runs
 from lib.report.options import BITS_PER_BYTE, NATS
 from lib.report.run_facts import field_differences, observed_differences
 from lib.runs.record import RunRecord
@@ -41,26 +42,17 @@ FACTS = [
 
 
 def test_a_setting_or_a_fact_is_one_field_and_an_absent_fact_is_unknown(tmp_path):
-    """Two runs that differ in it are refused, or compared as labelled."""
-    a = RunRecord(write_run(tmp_path / "a"))
-
-    def changed_run(**other):
-        return RunRecord(write_run(tmp_path / "b", **other))
-
-    b = changed_run()
-    assert field_differences(a, b) == [] and compare_runs(a, b, {})["verdict"] == "BITWISE"
-    cases = [({"identity": changed(IDENTITY, **{path: v})}, field) for path, v, field in SETTINGS]
-    cases += [({"manifest": changed(MANIFEST, **{path: v})}, field) for path, v, field in FACTS]
-    whole = [path for path, _, _ in FACTS if not path.startswith(("knobs", "earlier"))]
-    unknown = {path: field for path, _, field in FACTS if path in whole}
-    cases += [({"manifest": changed(MANIFEST, **{path: ...})}, unknown[path]) for path in whole]
-    for other, field in cases:
-        b = changed_run(**other)
-        assert [difference.field for difference in field_differences(a, b)] == [field], other
-        refused, labelled = compare_runs(a, b, {}), compare_runs(a, b, {}, [], [field])
-        assert (refused["verdict"], refused["losses"]) == ("NOT COMPARABLE", None)
-        assert [reason.split(":")[0] for reason in refused["reasons"]] == [field]
-        assert labelled["verdict"] == "COMPARED" and labelled["labels"][0].startswith(f"{field}: ")
+    a, run = RunRecord(write_run(tmp_path / "a")), write_run(tmp_path / "b")
+    cases = [(changed(IDENTITY, **{path: v}), MANIFEST, field) for path, v, field in SETTINGS]
+    cases += [(IDENTITY, changed(MANIFEST, **{path: v}), field) for path, v, field in FACTS]
+    for path, _, field in FACTS:
+        if not path.startswith(("knobs", "earlier")):
+            cases.append((IDENTITY, changed(MANIFEST, **{path: ...}), field))
+    for identity, manifest, field in [(IDENTITY, MANIFEST, None), *cases]:
+        run.resolved_config.write_text(json.dumps({"identity": identity}))
+        run.manifest.write_text(json.dumps(manifest))
+        found = [difference.field for difference in field_differences(a, RunRecord(run))]
+        assert found == [field] * (field is not None)
 
 
 def knob(requested, observed=None):
@@ -83,11 +75,9 @@ def memory(peak):
 
 TERM = "model.attention.terms.reciprocal"
 RECIPROCAL = {"model__attention__terms": [{"name": "reciprocal", "alpha": 0.5}]}
-BETA2, BF16 = {"optimizer__beta2": 0.9}, {"machine__precision": "bf16"}
 UNRECORDED = {"origin__torch": ..., "oom_fallbacks": ...}
 EDITED = {"origin__sources": {"gpt2/train.py": "edited after it was loaded"}}
 MORE_CODE = {"origin__sources": {"gpt2/train.py": "a" * 64, "gpt2/ra.py": "c" * 64}}
-OTHER_CODE = {"origin__sources": {"gpt2/ra.py": "c" * 64}}
 FASTER = {"hardware__driver_version": "550", "hardware__gpu_name": "H100"}
 
 
@@ -100,10 +90,16 @@ FASTER = {"hardware__driver_version": "550", "hardware__gpu_name": "H100"}
         ({}, {}, FASTER, []),
         # A consequence of a setting is not reported twice.
         ({}, RECIPROCAL, {"attention__kernel": "by rows"}, [TERM]),
-        ({}, BF16, {"knobs__precision_mode": knob("bf16")}, ["machine.precision"]),
+        (
+            *({}, {"machine__precision": "bf16"}),
+            *({"knobs__precision_mode": knob("bf16")}, ["machine.precision"]),
+        ),
         # The kernel of a mechanism is no surprise, and that of a neighbour is.
         (kernel("rows"), RECIPROCAL, kernel("sdpa"), [TERM]),
-        (kernel("rows"), BETA2, kernel("sdpa"), ["optimizer.beta2", "knobs.attention_impl"]),
+        (
+            *(kernel("rows"), {"optimizer__beta2": 0.9}),
+            *(kernel("sdpa"), ["optimizer.beta2", "knobs.attention_impl"]),
+        ),
         # A knob that one manifest lacks is unknown, whatever the mechanism.
         ({}, RECIPROCAL, kernel("rows"), [TERM, "knobs.attention_impl"]),
         # Which of equal GPUs it was does not matter.
@@ -111,7 +107,7 @@ FASTER = {"hardware__driver_version": "550", "hardware__gpu_name": "H100"}
         (gpu("cuda:0", "a"), {}, gpu("cuda:0", "b"), ["knobs.cublas_workspace_config"]),
         # Code is compared if both have loaded it; if it was edited since, it equals nothing.
         ({}, {}, MORE_CODE, []),
-        ({}, {}, OTHER_CODE, ["code"]),
+        ({}, {}, {"origin__sources": {"gpt2/ra.py": "c" * 64}}, ["code"]),
         (EDITED, {}, EDITED, ["code"]),
     ],
 )
@@ -125,31 +121,28 @@ def test_a_field_differs_if_it_can_change_a_loss_and_follows_from_no_other(
 
 
 def test_an_observed_value_that_is_not_the_requested_one_is_reported(tmp_path):
-    a = RunRecord(write_run(tmp_path / "a"))
-    precision = {"knobs__precision_mode": knob("bf16", "fp32")}
-    manifest = changed(MANIFEST, **precision, attention__kernel="by rows")
-    b = RunRecord(write_run(tmp_path / "b", identity=changed(IDENTITY, seed=2), manifest=manifest))
-    assert [difference.field for difference in observed_differences(a, b)] == ["attention"]
+    changes = {"knobs__precision_mode": knob("bf16", "fp32"), "attention__kernel": "by rows"}
+    other = {"identity": changed(IDENTITY, seed=2), "manifest": changed(MANIFEST, **changes)}
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", **other)
+    differing = observed_differences(RunRecord(a), RunRecord(b))
+    assert [difference.field for difference in differing] == ["attention"]
 
 
 # Other texts and tokenizers: what was read and how it was split follow from the declared path.
 
 OTHER_TEXT = {"data__digest": "d2", "data__split": {"id": "s2"}}
 OTHER_TOKENIZER = {"data__digest": "d2", "data__tokenizer": {"digest": "t2"}}
-THREE = {**DOCUMENTS, "z": (20.0, 5, 10)}
-# Four bytes each.
-LONGER = {**DOCUMENTS, "y": (29.0, 6, 11)}
-
-
 BYTES, GPT2 = {"tokenizer": "byte"}, {"tokenizer": "gpt2"}
 A, B = {"custom_path": "a"}, {"custom_path": "b"}
+# Its tokens have four bytes each.
+LONGER = {**DOCUMENTS, "y": (29.0, 6, 11)}
 
 
 @pytest.mark.parametrize(
     ("data", "other", "observed", "documents", "unit", "expected"),
     [
         (A, B, OTHER_TEXT, DOCUMENTS, NATS, []),
-        (A, B, OTHER_TEXT, THREE, NATS, ["documents"]),
+        (A, B, OTHER_TEXT, {**DOCUMENTS, "z": (20.0, 5, 10)}, NATS, ["documents"]),
         (A, A, {"data__digest": "d2"}, DOCUMENTS, NATS, ["data"]),
         (BYTES, GPT2, OTHER_TOKENIZER, DOCUMENTS, NATS, ["tokenizer"]),
         (BYTES, GPT2, OTHER_TOKENIZER, DOCUMENTS, BITS_PER_BYTE, []),

@@ -5,7 +5,6 @@ All figures of a whole record are in test_columns.py.
 
 import json
 from dataclasses import asdict
-from typing import Any
 
 from lib.report.columns import to_markdown
 from lib.report.render import TableSection
@@ -13,18 +12,18 @@ from lib.report.run_results import run_utilisation
 from lib.report.study import read_study
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
-from tests.lib.fabricated import MANIFEST, changed, seal
+from tests.lib.fabricated import MANIFEST, seal
 from tests.lib.report.documents import document_of
 from tests.lib.report.test_columns import sample
 
 
-def beside(run, *samples: dict[str, Any]) -> None:
+def beside(run, *samples):
     files = RunDir(run.path)
     files.telemetry.write_text("".join(json.dumps(s) + "\n" for s in samples))
-    seal(files, changed(MANIFEST, data__digest="d1"))
+    seal(files, MANIFEST)
 
 
-def on_two(first: dict[str, Any], used: float | None) -> dict[str, Any]:
+def on_two(first, used):
     """Return the sample with a second GPU."""
     second = {**first["gpus"][0], "index": 1, "memory_used_mib": used and used * 1024}
     return {**first, "gpus": [*first["gpus"], second]}
@@ -57,14 +56,12 @@ def test_speed_stands_once_in_a_table(make_run):
 
 def test_without_samples_the_speed_is_known_and_damage_costs_no_figure_of_another_file(make_run):
     run = make_run("base", 3.0)
-    text = to_markdown(document_of(read_study("demo", [run])))
-    machine = text.partition("## Machine")[2].split("\n")
-    assert machine[2:5:2] == ["| run  | tok/s |", "| base |    34 |"]
+    machine = to_markdown(document_of(read_study("demo", [run]))).partition("## Machine")[2]
+    assert machine.split("\n")[2:5:2] == ["| run  | tok/s |", "| base |    34 |"]
     files = RunDir(run.path)
-    rows = [json.loads(line) for line in files.timing.read_text().splitlines()]
-    files.timing.write_text(json.dumps({**rows[0], "mfu": 0.4}) + "\n")
+    files.timing.write_text(json.dumps({**json.loads(files.timing.read_text()), "mfu": 0.4}) + "\n")
     files.telemetry.write_text('{"ts": 1, "rss_{"ts": 2}\n{"ts": 3}\n')
-    seal(files, changed(MANIFEST, data__digest="d1"))
+    seal(files, MANIFEST)
     figures, damage = run_utilisation(RunRecord(files))
     assert figures == {"tokens_per_second": 33.6, "mfu": 0.4}
     assert damage.startswith("telemetry.jsonl:1: ")

@@ -7,26 +7,24 @@ from tests.lib.report.documents import document_of
 LOSSES = {"1e-3": 3.0, "2e-3": 2.5, "3e-3": None, "4e-3": 2.75}
 
 
-def points(make_run, seeds=(1, 2, 3)):
-    """Return a table of points, of which one has no result with the second seed."""
+def rows_of(runs, **options):
+    return document_of(read_study("sweep", runs, **options))["rows"]
+
+
+def test_points_are_ranked_by_their_mean_loss_without_words(make_run):
+    """One point has no result with the second seed; comparisons with the first point have words."""
     runs = []
     for number, (rate, loss) in enumerate(LOSSES.items()):
-        for seed in seeds:
+        for seed in (1, 2, 3):
             shifted = (loss or 2.6) + seed / 100 + number * (seed % 2) / 1000
             result = None if loss is None and seed == 2 else shifted
             levels = {"LEARNING_RATE": rate}
             runs.append(make_run(rate, result, seed=seed, number=number, levels=levels))
-    return read_study("sweep", runs)
-
-
-def test_points_are_ranked_by_their_mean_loss_without_words(make_run):
-    table = points(make_run)
-    # The comparisons with the first point have words.
-    assert {verdict["verdict"] for verdict in table.judged["verdicts"]} >= {"BETTER"}
-    section = ranking(document_of(table)["rows"])
+    rows = rows_of(runs)
+    assert "BETTER" in {row["baseline_verdict"] for row in rows}
+    section = ranking(rows)
     assert section.header == ["rank", "LEARNING_RATE", "val loss", "Δ lowest", "state"]
-    shown = [row[:2] + row[3:] for row in section.rows]
-    assert shown == [
+    assert [row[:2] + row[3:] for row in section.rows] == [
         ["1", "2e-3", "lowest", "done"],
         ["2", "3e-3", "+0.1013", "2 of 3 done, new"],
         ["3", "4e-3", "+0.2513", "done"],
@@ -38,9 +36,8 @@ def test_points_are_ranked_by_their_mean_loss_without_words(make_run):
 
 def test_a_point_that_diverged_has_no_rank_and_one_point_no_ranking(make_run):
     runs = [make_run(s, 3.0, levels={"A": s}, number=i) for i, s in enumerate("ab")]
-    assert len(ranking(document_of(read_study("sweep", runs))["rows"]).rows) == 2
+    assert len(ranking(rows_of(runs)).rows) == 2
     # It ends at the loss of an untrained model.
     diverged = [*runs[:1], make_run("c", 20.0, levels={"A": "c"}, number=2)]
-    assert document_of(read_study("sweep", diverged))["rows"][1]["val_loss"] is None
-    assert ranking(document_of(read_study("sweep", diverged))["rows"]) is None
-    assert ranking(document_of(read_study("sweep", runs, label_by=["data"]))["rows"]) is None
+    assert rows_of(diverged)[1]["val_loss"] is None and ranking(rows_of(diverged)) is None
+    assert ranking(rows_of(runs, label_by=["data"])) is None

@@ -26,11 +26,11 @@ def percent(condition_S) -> float:
     return 100 * float(np.mean(condition_S))
 
 
-def outcomes(losses_AN, n=None, arms=None):
+def outcomes(losses_AN, n=None, arms=range(STEPS + 1)):
     return {
-        f"a{i}": [SeedOutcome(s, float(y)) for s, y in enumerate(losses[:n])]
-        for i, losses in enumerate(losses_AN)
-        if arms is None or i in arms
+        f"a{i}": [SeedOutcome(s, float(y)) for s, y in enumerate(losses_AN[i][:n])]
+        for i in arms
+        if i < len(losses_AN)
     }
 
 
@@ -45,47 +45,42 @@ def codes(verdicts):
 @pytest.mark.parametrize("name", ["6 dead", "14 real, 4 x3"])
 def test_the_arrays_give_the_same_words_as_the_looks_of_the_product(name, variance):
     draw, real = NOISE[name]
-    losses_SAN, band = draw(np.random.default_rng(7), 2, 16), 4.0
+    losses_SAN, band = draw(np.random.default_rng(7), 1, 16), 4.0
     d_SCN, _ = differences(losses_SAN, real, chain=False)
     word_SC, look_SC = words_of(d_SCN, PLANNED + UNPLANNED, variance, band)
+    plan = VerdictPlan(VerdictRule(variance, band=band), looks=LookPlan(*zip(*PLANNED)))
+    for n, share in PLANNED + UNPLANNED:
+        runs = outcomes(losses_SAN[0], n)
+        plan = declare(plan, FAMILY, runs)
+        judged = judge(FAMILY, runs, plan)
+        if plan.taken is None:
+            assert judged["closed"][-1] == set(judged["family"])
+            break
+        assert plan.taken.share == pytest.approx(share)
+    words = codes(judged["verdicts"])
+    looks = np.array([v["look"] - 1 if v["look"] else 0 for v in judged["verdicts"]])
     # Differences by rounding only are EQUIVALENT without a test.
-    tested_SC = np.abs(d_SCN).max(axis=2) >= 1e-5
-    for study, losses_AN in enumerate(losses_SAN):
-        plan = VerdictPlan(VerdictRule(variance, band=band), looks=LookPlan(*zip(*PLANNED)))
-        for n, share in PLANNED + UNPLANNED:
-            runs = outcomes(losses_AN, n)
-            plan = declare(plan, FAMILY, runs)
-            judged = judge(FAMILY, runs, plan)
-            if plan.taken is None:
-                assert judged["closed"][-1] == set(judged["family"])
-                break
-            assert plan.taken.share == pytest.approx(share)
-        words = codes(judged["verdicts"])
-        looks = np.array([v["look"] - 1 if v["look"] else 0 for v in judged["verdicts"]])
-        tested = tested_SC[study]
-        assert (words == word_SC[study])[tested].all()
-        assert (np.where(words > 0, looks, 0) == look_SC[study])[tested].all()
-    assert (word_SC > 0).any()
+    tested = np.abs(d_SCN[0]).max(axis=1) >= 1e-5
+    assert (words == word_SC[0])[tested].all() and (words > 0).any()
+    assert (np.where(words > 0, looks, 0) == look_SC[0])[tested].all()
 
 
 @pytest.mark.parametrize("variance", ["shared", "own"])
 @pytest.mark.parametrize("name", ["lognormal 1", "14 real, 4 x3"])
 def test_the_arrays_give_the_same_words_as_the_parts_of_the_product(name, variance):
     """After each arrival, at one look that spends all of alpha."""
-    draw, real = NOISE[name]
-    rng = np.random.default_rng(5)
+    (draw, real), rng = NOISE[name], np.random.default_rng(5)
     losses_SAN = draw(rng, 1, 5)
     d_SCN, _ = differences(losses_SAN, real, chain=False)
-    arrives_C = arrivals(rng, 1, "random", chain=False)[0]
+    arrives_SC = arrivals(rng, 1, "random", chain=False)
     plan = VerdictPlan(VerdictRule(variance), looks=LookPlan((5,), (1.0,)), declared=FAMILY)
     seen = 0
     for stage in range(STEPS):
-        arms = [0, *(i + 1 for i in range(STEPS) if arrives_C[i] <= stage)]
-        runs = outcomes(losses_SAN[0], arms=arms)
+        arrived_SC = arrives_SC <= stage
+        runs = outcomes(losses_SAN[0], arms=[0, *(np.flatnonzero(arrived_SC[0]) + 1)])
         plan = declare(plan, FAMILY, runs)
         judged = judge(FAMILY, runs, plan)
         assert len(judged["looks"]) == 1
-        arrived_SC = arrives_C[None] <= stage
         word_SC, _ = words_of(d_SCN, [(5, 1.0)], variance, arrived_SC=arrived_SC)
         assert list(word_SC[0]) == list(codes(judged["verdicts"]))
         seen += word_SC.sum()
@@ -198,14 +193,14 @@ def test_the_predicted_seeds_decide():
     assert len(decided) > 150 and 70 <= percent(decided) <= 100
 
 
-@pytest.mark.parametrize("n", [5, 8, 13, 25])
+@pytest.mark.parametrize("n", [5, 8, 25])
 def test_one_percent_of_normal_steps_have_an_outlying_run(n):
-    """The limits are quantiles of 400,000 samples; here are 50,000."""
-    losses_SN = np.random.default_rng(n).standard_normal((50_000, n))
+    """The limits are quantiles of 400,000 samples; here are 20,000."""
+    losses_SN = np.random.default_rng(n).standard_normal((20_000, n))
     distance_SN = np.abs(losses_SN - np.median(losses_SN, axis=1, keepdims=True))
     robust_S = distance_SN.max(axis=1) / (1.4826 * np.median(distance_SN, axis=1))
     limit = outlier_limit(n)
-    assert np.mean(robust_S > limit) < 0.0115
+    assert 0.007 < np.mean(robust_S > limit) < 0.012
     # A run farther away is one.
     assert limit < 19 and outlier_limit(4) == math.inf
     step = [*(3 + 0.001 * math.sin(i * i) for i in range(n - 1)), 9.0]

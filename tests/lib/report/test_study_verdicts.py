@@ -11,10 +11,9 @@ from lib.report.contrasts import Contrast
 from lib.report.declarations import DECLARATIONS_FILE, VerdictPlan, plans_of, read_declarations
 from lib.report.judge import AA_FAILED, declare, judge
 from lib.report.options import LookPlan
-from lib.report.plots import study_series
 from lib.report.statistics import VerdictRule
 from lib.report.study import VERDICTS_FILE, read_study
-from lib.report.text import format_p, legend, verdicts_exit_code
+from lib.report.text import legend, verdicts_exit_code
 from lib.report.verdicts import SeedOutcome, VerdictWord
 from lib.runs.run_dir import RunDir, RunStatus, State, write_status
 from tests.lib.report.documents import document_of
@@ -51,13 +50,10 @@ def texts(document):
 
 def test_every_comparison_has_a_verdict(runs):
     table = read_study("demo", runs, plan=BAND)
-    assert words(table) == {
-        ("wide", "base"): BETTER,
-        ("gate", "base"): EQUIVALENT,
-        ("gate", "wide"): WORSE,
-    }
+    pairs = {("wide", "base"): BETTER, ("gate", "base"): EQUIVALENT, ("gate", "wide"): WORSE}
+    assert words(table) == pairs
     document = document_of(table)
-    gate = document["rows"][2]
+    base, _, gate = document["rows"]
     assert (gate["baseline_verdict"], gate["parent_verdict"]) == (EQUIVALENT, WORSE)
     section = to_markdown(document).partition("## Verdicts")[2]
     assert "3 comparisons" in section.replace("\n", " ") and "BETTER" in section
@@ -67,8 +63,7 @@ def test_every_comparison_has_a_verdict(runs):
     names = {verdict["name"] for verdict in document["verdicts"]}
     assert names == set(document["family"])
     assert {row["against"]["baseline"] for row in document["rows"][1:]} <= names
-    assert document["rows"][0]["against"] == {"baseline": None, "parent": None}
-    assert [series["name"] for series in study_series(table)] == ["base", "wide", "gate"]
+    assert base["against"] == {"baseline": None, "parent": None}
 
 
 def declared(folder):
@@ -80,14 +75,10 @@ def declared(folder):
 def test_other_studies_on_the_same_documents_are_counted(runs, tmp_path):
     here = tmp_path / "here"
     table = read_study("demo", runs, plan=declared(here))
-    evaluation_set = table.evaluation_set
-    assert len(evaluation_set) == 64 and "other study" not in " ".join(legend(document_of(table)))
+    assert len(table.evaluation_set) == 64 and not table.same_documents
     line = (here / DECLARATIONS_FILE).read_text()
-    for name, content in {
-        "same": line,
-        "damaged": "{\n",
-        "elsewhere": line.replace(evaluation_set, "0" * 64),
-    }.items():
+    other = line.replace(table.evaluation_set, "0" * 64)
+    for name, content in (("same", line), ("damaged", "{\n"), ("elsewhere", other)):
         (tmp_path / name).mkdir()
         (tmp_path / name / DECLARATIONS_FILE).write_text(content)
     table = read_study("demo", runs, plan=declared(here))
@@ -151,20 +142,16 @@ def test_the_parts_of_a_labelled_table_are_one_family(runs, make_run):
     assert table.judged["verdicts"][0]["step"] == "2.13.0:wide"
 
 
-def test_p_is_never_zero():
-    assert (format_p(1e-300), format_p(0.0123), format_p(None)) == ("<1e-12", "0.012", "-")
-
-
 @pytest.mark.parametrize(
     ("factor", "variance", "named"),
     [(1, "shared", []), (30, "shared", ["NOISE s5 vs s0"]), (30, "own", [])],
 )
 def test_a_step_that_hides_the_others_is_named(factor, variance, named):
     draw = random.Random(8)
-    arms = {f"s{i}": [3 + draw.gauss(0, 0.005) for _ in range(5)] for i in range(6)}
-    arms["s5"] = [3 + factor * (y - 3) for y in arms["s5"]]
+    arms = {f"s{i}": [draw.gauss(0, 0.005) for _ in range(5)] for i in range(6)}
+    arms["s5"] = [factor * y for y in arms["s5"]]
     contrasts = [Contrast.pair(f"s{i}", "s0") for i in range(1, 6)]
-    outcomes = {a: [SeedOutcome(s, y) for s, y in enumerate(ys)] for a, ys in arms.items()}
+    outcomes = {a: [SeedOutcome(s, 3 + y) for s, y in enumerate(ys)] for a, ys in arms.items()}
     plan = declare(VerdictPlan(VerdictRule(variance)), contrasts, outcomes)
     document = document_of({**judge(contrasts, outcomes, plan), "plan": plan})
     lines = verdicts_to_terminal(document).splitlines()
@@ -179,14 +166,12 @@ def test_a_step_that_hides_the_others_is_named(factor, variance, named):
 def controlled(make_study):
     """Return a factory of a baseline, a real step, and a control ``shift`` apart, with any words."""
 
-    def make(shift=0.0, slug="base-aa", **kind):
-        steps = {"base": BASE, "wide": losses(-0.1, 3), slug: losses(shift, 4)}
-        runs = make_study(steps)
-        kind = kind or {"is_aa": True}
-        controls = [
-            replace(r, variant=replace(r.variant, number=None, **kind)) for r in runs[-len(BASE) :]
-        ]
-        return [*runs[: -len(BASE)], *controls]
+    def make(shift=0.0, slug="base-aa", kind="is_aa"):
+        runs = make_study({"base": BASE, "wide": losses(-0.1, 3), slug: losses(shift, 4)})
+        for run in runs[-len(BASE) :]:
+            runs.remove(run)
+            runs.append(replace(run, variant=replace(run.variant, number=None, **{kind: True})))
+        return runs
 
     return make
 
@@ -199,12 +184,10 @@ def test_an_aa_step_belongs_to_no_family_and_changes_no_other_verdict(controlled
     document, (aa,) = document_of(table), table.judged["aa_steps"]
     assert document["pairing_gain"] == document_of(without)["pairing_gain"]
     assert (aa["planned_comparisons"], aa["variance"], aa["n"]) == (1, "own", 5)
-    assert verdicts_exit_code(document) == 0
     # It stands in the table, with its verdict.
     row = document["rows"][2]
     assert (row["slug"], row["against"]["baseline"]) == ("base-aa", aa["name"])
     assert row["baseline_p_own"] == aa["p_own"] is not None
-    assert all("A/A step passed" in text for text in texts(document))
     write_tables(document, tmp_path)
     record = json.loads((tmp_path / VERDICTS_FILE).read_text())
     assert [v["step"] for v in record["aa_steps"]] == ["base-aa"]
@@ -255,7 +238,7 @@ def test_a_failure_at_a_look_stays_at_the_next_one(controlled, make_run):
 
 @pytest.mark.parametrize("is_equal", [True, False])
 def test_a_repeat_is_the_noise_of_one_seed_and_has_no_verdict(controlled, make_run, is_equal):
-    runs = controlled(slug="base-again", is_repeat=True)
+    runs = controlled(slug="base-again", kind="is_repeat")
     without = read_study("demo", runs[: -len(BASE)], plan=BAND)
     for seed, base in enumerate(BASE, 1):
         make_run("base-again", base + (0 if is_equal else 0.001 * seed), seed=seed)

@@ -1,9 +1,7 @@
 """The words of verdicts, and a study on a terminal: what it must not hide, and what fits."""
 
 import io
-import math
 import re
-import statistics
 from typing import Any
 
 import pytest
@@ -11,22 +9,17 @@ import pytest
 from lib.console import shown
 from lib.report.columns import to_markdown, to_terminal, training_text, verdicts_to_terminal
 from lib.report.declarations import VerdictPlan
-from lib.report.render import (
-    fitting_rows,
-    shortened,
-)
+from lib.report.render import fitting_rows, shortened
 from lib.report.statistics import VerdictRule
-from lib.report.study import JudgedStudy, read_study
+from lib.report.study import read_study
 from lib.report.text import p_cell
 from tests.lib.report.documents import document_of
-from tests.lib.report.test_columns import t_tail
 
 BASE = (3.0, 3.25, 2.875, 3.125, 3.0625)
-NOISE = (0.004, -0.003, 0.005, -0.001, 0.002)
 STEPS = {
     "base": BASE,
     "wide": (2.903, 3.148, 2.776, 3.025, 2.9615),
-    "none": [base + noise for base, noise in zip(BASE, NOISE)],
+    "none": (3.004, 3.247, 2.88, 3.124, 3.0645),
 }
 
 
@@ -40,38 +33,35 @@ def document(make_study) -> dict[str, Any]:
 def test_a_comparison_whose_own_interval_contains_0_shows_the_p_of_that_test(document):
     wide, none = document["verdicts"]
     low, high = none["interval_95"]
-    assert low < 0 < high and none["p_adjusted"] == 1.0
-    t = statistics.fmean(NOISE) / statistics.stdev(NOISE) * math.sqrt(5)
-    p = 2 * t_tail(t, 4)
-    assert 0.05 < p < 0.9 and none["p_own"] == pytest.approx(p)
+    p = none["p_own"]
+    assert low < 0 < high and none["p_adjusted"] == 1.0 and 0.05 < p < 0.9
     assert p_cell(none) == f"own {p:.2g}" and p_cell(wide) == f"{wide['p_adjusted']:.2g}"
     lines = [line.split() for line in verdicts_to_terminal(document).splitlines()]
     assert lines[1][-2:] == [f"{wide['p_adjusted']:.2g}", "BETTER"]
     assert lines[2][-3:] == ["own", f"{p:.2g}", "INCONCLUSIVE"]
     text = to_markdown(document)
     assert f"| own {p:.2g} |" in text and "own: the comparison's own" in " ".join(text.split())
-
-
-@pytest.mark.parametrize("change", [{"gated": False}, {"verdict": "EQUIVALENT"}])
-def test_a_p_that_a_test_gave_is_shown_as_it_is(document, change):
-    """Also a corrected p of 1, and the p of the band."""
-    none = document["verdicts"][1] | change
-    assert p_cell(none) == "1"
+    # A p that a test gave is shown as it is: a corrected p of 1, and the p of the band.
+    assert [p_cell(none | each) for each in ({"gated": False}, {"verdict": "EQUIVALENT"})] == [
+        "1"
+    ] * 2
+    assert p_cell(wide | {"p_of_word": 1e-300}) == "<1e-12"
 
 
 def test_the_terminal_says_what_no_word_can_be_read_without(document):
     assert "NOISE" not in to_terminal(document, 80)
     failed = document["verdicts"][0] | {"role": "a/a", "step": "base-aa", "name": "base-aa vs base"}
-    changed = document | {
+    document |= {
         "noise": [{"comparison": "wide vs base", "factor": 31.0}],
         "aa_steps": [failed],
         "repeats": {"base-again": {"1": 0.004}},
         "left_out": ["a: b"],
         "notes": ["demo/00-base s1: stale"],
     }
-    for verdict in changed["verdicts"]:
+    for verdict in document["verdicts"]:
         verdict["remarks"] = ["rule changed after results: alpha", *verdict["remarks"]]
-    text = " ".join(to_terminal(changed, 80).split())
+    document["verdicts"][0]["excluded"] = ["wide s3: damaged"]
+    text = " ".join(to_terminal(document, 80).split())
     for part in (
         "NOISE wide vs base: 31 times",
         "A/A step failed: base-aa",
@@ -81,52 +71,34 @@ def test_the_terminal_says_what_no_word_can_be_read_without(document):
         "rule changed after results: alpha (all)",
     ):
         assert part in text, part
-    quiet = changed | {"aa_steps": [], "aa_failed": True}
-    assert "A/A step failed at an earlier look" in to_terminal(quiet, 80)
-
-
-def test_a_seed_that_does_not_count_is_named_beside_the_words(document):
-    document["verdicts"][0]["excluded"] = ["wide s3: damaged"]
     text = " ".join(to_markdown(document).split())
     assert "- not counted: wide s3: damaged (wide vs base)" in text
+    quiet = document | {"aa_steps": [], "aa_failed": True}
+    assert "A/A step failed at an earlier look" in to_terminal(quiet, 80)
 
 
 # A terminal.
 
 
-@pytest.fixture
-def wide_table(make_study) -> JudgedStudy:
-    """Return a table of three steps, of which one is better and one is unfinished."""
-    steps = {
-        "base": (3.0, 3.2, 3.1),
-        "wide": (2.901, 3.102, 3.003),
-        "golden-gate-cross": (3.001, 3.202, 3.103),
-        "later": [None],
-    }
-    runs = make_study(steps)
-    return read_study("demo", runs, is_stale=lambda record: record.planned in runs[3:5])
-
-
 @pytest.mark.parametrize("width", [80, 132])
-def test_every_line_fits_and_the_table_is_first(wide_table, width):
-    document = document_of(wide_table, left_out=["x" * 40 + " is impossible"])
-    text = shown(to_terminal(document, width), colour=False)
-    lines = text.splitlines()
+def test_every_line_fits_and_colours_mark_the_verdict_and_the_best_row(make_study, width):
+    steps = {"base": (3.0, 3.2, 3.1), "wide": (2.901, 3.102, 3.003)}
+    steps |= {"golden-gate-cross": (3.001, 3.202, 3.103), "later": [None]}
+    runs = make_study(steps)
+    table = read_study("demo", runs, is_stale=lambda record: record.planned in runs[3:5])
+    document = document_of(table, left_out=["x" * 40 + " is impossible"])
+    plain, text = (shown(to_terminal(document, width), colour=colour) for colour in (False, True))
+    lines = plain.splitlines()
     assert max(map(len, lines)) <= width and lines == [line.rstrip() for line in lines]
-    assert not re.search(r"[|#]|\x1b", text)
+    assert not re.search(r"[|#]|\x1b", plain)
     end = 1 + len(document["rows"])
     assert lines[0].startswith("step ") and lines[end] == ""
-    assert "BETTER" in text and "2 golden-gate-cross" in text
+    assert "BETTER" in plain and "2 golden-gate-cross" in plain
     assert ("params" in lines[0]) == (width == 132)
     notes = "\n".join(lines[end:])
     assert "is impossible" in notes and notes.count("stale") == 1
     # The legend, and remarks on single comparisons, are in table.md.
     assert "Rule" not in notes and "normal model" not in notes
-
-
-def test_colours_mark_the_verdict_and_the_best_row(wide_table):
-    text = to_terminal(document_of(wide_table), 80)
-    plain, text = (shown(text, colour=colour) for colour in (False, True))
     assert re.sub(r"\x1b\[[\d;]+m", "", text) == plain
     (best,) = (line for line in text.splitlines() if line.startswith("\x1b[1m"))
     assert "1 wide" in best and "\x1b[1;32mBETTER" in best and best.endswith("\x1b[0m")
@@ -155,33 +127,23 @@ def test_a_training_ends_with_its_curve_and_ten_lines_of_its_sample(monkeypatch,
 
 
 def test_a_training_without_evaluations_or_sample_ends_with_nothing():
-    assert training_text({"evaluation": None, "sample": None}, 80) == ""
+    for evaluation in (None, {"at": [0, 5], "mean": [2.0, 1.0]}):
+        assert training_text({"evaluation": evaluation, "sample": None}, 80) == ""
     # 7 (61/7) is below 61 in floating point.
     two = {"evaluation": {"at": [7, 61], "mean": [2.0, 1.0]}, "sample": None}
     assert training_text(two, 80).splitlines()[0].endswith("█▁ 1.0000")
-    one = {"evaluation": {"at": [0, 5], "mean": [2.0, 1.0]}, "sample": None}
-    assert training_text(one, 80) == ""
 
 
-def test_columns_are_chosen_by_their_importance():
+def test_columns_are_chosen_by_their_importance_and_titles_cut_to_the_room():
     columns = {"a": ["1234"], "bb": ["1"], "c": ["12345678"]}
-
-    def headings(width: int | None) -> str:
+    for width, headings in ((None, "a bb c"), (14, "a c"), (13, "bb c"), (3, "c")):
         shown, texts = fitting_rows(columns, ["c", "a", "bb"], width)
+        assert " ".join(shown) == headings
         assert list(texts) == [columns[heading][0] for heading in shown]
-        return " ".join(shown)
-
-    assert [headings(n) for n in (None, 14, 13, 3)] == ["a bb c", "a c", "bb c", "c"]
-
-
-def test_a_title_is_cut_to_the_room_that_more_important_columns_leave():
     columns = {"title": ["a title of twenty-one"], "a": ["12345678"], "b": ["1"]}
     assert fitting_rows(columns, ["a", "title", "b"], 28)[1] == ("a title of…", "12345678", "1")
     assert fitting_rows(columns, ["a", "title", "b"], 32)[1] == (*columns["title"], "12345678")
-    assert fitting_rows(columns, ["a", "title", "b"], None)[1][0] == columns["title"][0]
-
-
-def test_a_long_title_is_cut_between_words():
+    # Between words.
     titles = ["MLP at 2.5 times attention", "both, share 20 %", "GPT-2"]
     assert shortened(titles, 10) == ["MLP at…", "both…", "GPT-2"]
     assert shortened(titles, 12) == ["MLP at 2.5…", "both, share…", "GPT-2"]

@@ -40,25 +40,24 @@ class Parsed(HTMLParser):
         self.words: list[str] = []
         self.title = ""
         self._heads: list[str] = []
-        self._column = 0
         self.feed(text)
         self.close()
         assert self.open == []
         assert self.tags.count("script") == self.tags.count("style") == 1
 
     def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append(name)
-        self.attributes += attributes
+        self.handle_startendtag(name, attributes)
         if name == "thead":
-            self._heads = []
-            self.tables[self.title] = []
-        if name == "tr" and self._within("tbody"):
-            self.tables[self.title].append(dict.fromkeys(self._heads, ""))
-        if name in ("h2", "h3", "summary"):
-            self.title = ""
-        if name == "th":
+            self._heads, self.tables[self.title] = [], []
+        elif name == "th":
             self._heads.append("")
-        self._column = -1 if name == "tr" else self._column + (name == "td")
+        elif name == "tr" and "tbody" in dict(self.open):
+            self.tables[self.title].append({})
+        elif name == "td":
+            row = self.tables[self.title][-1]
+            row[self._heads[len(row)]] = ""
+        elif name in ("h2", "h3", "summary"):
+            self.title = ""
         if name not in _VOID:
             self.open.append((name, dict(attributes)))
 
@@ -72,24 +71,21 @@ class Parsed(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
-        inside = [attributes for _, attributes in self.open]
-        popover = next((a["id"] for a in inside if "popover" in a), None)
+        inside = dict(self.open)
+        popover = next((a["id"] for _, a in self.open if "popover" in a), None)
         if popover:
             self.sources[popover] = self.sources.get(popover, "") + data
-        elif self._within("th"):
+        elif "th" in inside:
             self._heads[-1] += data
-        elif self._within("td"):
-            cell = next(a for name, a in reversed(self.open) if name == "td")
-            heading = self._heads[self._column]
+        elif "td" in inside:
+            row = self.tables[self.title][-1]
+            heading, cell = list(row)[-1], inside["td"]
             assert cell.get("data-label", heading) == heading
-            self.tables[self.title][-1][heading] += data.strip("\n")
+            row[heading] += data.strip("\n")
             if "word" in str(cell.get("class")).split() and self.title == "Verdicts":
                 self.words.append(data)
-        elif self._within("h2") or self._within("h3") or self._within("summary"):
+        elif {"h2", "h3", "summary"} & inside.keys():
             self.title += data
-
-    def _within(self, name: str) -> bool:
-        return any(each == name for each, _ in self.open)
 
     @property
     def text(self) -> str:
@@ -97,9 +93,8 @@ class Parsed(HTMLParser):
 
     @property
     def answer(self) -> str:
-        return self.texts[self.texts.index("Answer") + 1].strip() or next(
-            t for t in self.texts[self.texts.index("Answer") + 1 :] if t.strip()
-        )
+        after = self.texts[self.texts.index("Answer") + 1 :]
+        return next(text.strip() for text in after if text.strip())
 
     def values(self, name: str) -> list[str | None]:
         return [value for key, value in self.attributes if key == name]

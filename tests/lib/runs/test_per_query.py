@@ -1,7 +1,6 @@
 """per_query.csv: exact round trip, and refusal of invalid files."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def test_a_device_in_place_of_the_file_is_not_read(tmp_path):
         _ = RunRecord(RunDir(tmp_path)).documents
 
 
-DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
+DAMAGES = {
     "empty": (lambda text: "", "item_id,"),
     "a placeholder": (lambda text: "note,placeholder\n", "item_id,"),
     "no UTF-8": (lambda text: "\xff\n", "decode"),
@@ -69,15 +68,11 @@ def test_what_is_no_row_is_refused(damage):
 
 
 def test_figures_are_weighted_by_tokens_and_summed_exactly():
-    rows = [
-        replace(ROW, n_tokens=1, nll_sum=1e16, n_correct=1),
-        replace(ROW, n_tokens=2, nll_sum=1.0, n_correct=0),
-        replace(ROW, n_tokens=1, nll_sum=1.0, n_correct=1),
-    ]
+    values = ((1, 1e16, 1), (2, 1.0, 0), (1, 1.0, 1))
+    rows = [replace(ROW, n_tokens=n, nll_sum=nats, n_correct=right) for n, nats, right in values]
     found = evaluation_metrics(rows)
     # Added up one by one, 1e16 + 1 + 1 is 1e16.
-    assert found["val_loss"] == (10**16 + 2) / 4
-    assert found["val_perplexity"] == "infinite"
+    assert found["val_loss"] == (10**16 + 2) / 4 and found["val_perplexity"] == "infinite"
     assert (found["token_accuracy"], found["eval_tokens"]) == (0.5, 4)
     assert found["bits_per_byte"] == pytest.approx((10**16 + 2) / 21 / math.log(2))
 

@@ -8,7 +8,7 @@ from lib.errors import EXIT_FAILED
 from lib.files import sha256_file
 from lib.json_files import DamagedRecord
 from lib.runs.lease import take_lease
-from lib.runs.record import UNKNOWN, RunRecord, derived
+from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.rows import EvalRow, RowTail, StatisticsRow, TrainRow
 from lib.runs.run_dir import RunDir, RunStatus, State, read_status, write_status
 from tests.lib.fabricated import MANIFEST, changed, complete, write_run
@@ -16,20 +16,15 @@ from tests.lib.fabricated import MANIFEST, changed, complete, write_run
 TRAIN = {"kind": "train", "iteration": 1, "tokens": 8, "loss": 2, "lr": 0.1, "grad_norm": None}
 
 
-@pytest.fixture
-def record(tmp_path) -> RunRecord:
-    return RunRecord(write_run(tmp_path / "run"))
-
-
-def test_a_finished_run_is_read_with_types(record):
+def test_a_finished_run_is_read_with_types(tmp_path):
+    record = RunRecord(write_run(tmp_path / "run"))
     assert record.status is not None and record.status.state is State.SUCCESS
     assert record.code.dirty_tree is False and record.hardware.gpu_name is None
     assert record.manifest.value(int, "processes", "world_size") == 1
     assert record.final.tokens == 2048 and record.timing.train_seconds == 61.0
     assert record.symbols == {"SEED": 1}
     assert [document.item_id for document in record.documents] == ["x", "y"]
-    digest = record.artifacts["metrics.jsonl"].sha256
-    assert digest == sha256_file(record.run.metrics)
+    assert record.artifacts["metrics.jsonl"].sha256 == sha256_file(record.run.metrics)
     # A file is read once.
     first = record.summary
     record.run.summary.unlink()
@@ -37,19 +32,20 @@ def test_a_finished_run_is_read_with_types(record):
 
 
 def test_a_field_is_checked_when_it_is_read(tmp_path):
-    manifest = changed(MANIFEST, origin__torch=3, code=...)
-    run = RunRecord(write_run(tmp_path / "run", manifest=manifest))
-    assert run.manifest.value(int, "processes", "world_size") == 1
-    assert (run.manifest.find("code", "git_sha"), run.manifest.find("origin", "torch")) == (
-        UNKNOWN,
-        3,
-    )
-    with pytest.raises(DamagedRecord) as caught:
-        run.manifest.value(str, "origin", "torch")
-    assert "origin.torch" in caught.value.expected
-    with pytest.raises(DamagedRecord) as caught:
-        _ = run.code
-    assert caught.value.expected == "a field code"
+    sources = {"gpt2/model.py": "a" * 64, "gpt2/train.py": None}
+    changes = {"origin__torch": 3, "origin__sources": sources, "code": ...}
+    run = RunRecord(write_run(tmp_path / "run", manifest=changed(MANIFEST, **changes)))
+    manifest = run.manifest
+    assert manifest.value(int, "processes", "world_size") == 1
+    assert (manifest.find("code", "git_sha"), manifest.find("origin", "torch")) == (UNKNOWN, 3)
+    for read, expected in (
+        (lambda: manifest.value(str, "origin", "torch"), "origin.torch"),
+        (lambda: run.code, "a field code"),
+        (lambda: run.sources, "origin.sources"),
+    ):
+        with pytest.raises(DamagedRecord) as caught:
+            read()
+        assert expected in caught.value.expected
 
 
 def test_rows_have_the_type_of_their_kind(tmp_path):
@@ -68,14 +64,19 @@ def test_rows_have_the_type_of_their_kind(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "row", ["{", '{"kind": "other"}', json.dumps({**TRAIN, "loss": "2"}), '{"kind": "train"}']
+    "row", ["{", "[]", '{"kind": "other"}', json.dumps({**TRAIN, "loss": "2"}), '{"kind": "train"}']
 )
 def test_a_damaged_row_is_named_with_its_line(tmp_path, row):
-    run = RunDir(tmp_path)
-    run.metrics.write_text(f"{json.dumps(TRAIN)}\n{row}\n")
-    with pytest.raises(DamagedRecord) as caught:
-        _ = RunRecord(run).metrics
-    assert (caught.value.file, caught.value.line) == (run.metrics, 2)
+    """Also one of a growing file. That each row comes once: tests/lib/tracking/test_feed.py."""
+    run, line = RunDir(tmp_path), json.dumps(TRAIN) + "\n"
+    growing, after = RowTail(run.metrics), RowTail(run.metrics, 2)
+    run.metrics.write_text(line * 2)
+    assert len(growing.metrics()) == 2
+    run.metrics.write_text(f"{line * 2}{row}\n")
+    for read in (lambda: RunRecord(run).metrics, growing.metrics, after.metrics):
+        with pytest.raises(DamagedRecord) as caught:
+            read()
+        assert (caught.value.file, caught.value.line) == (run.metrics, 3)
 
 
 def test_an_incomplete_last_line_is_damage_only_after_the_end(tmp_path):
@@ -85,38 +86,6 @@ def test_an_incomplete_last_line_is_damage_only_after_the_end(tmp_path):
     write_status(run, RunStatus(State.SUCCESS))
     with pytest.raises(DamagedRecord):
         _ = RunRecord(run).metrics_fields
-
-
-@pytest.mark.parametrize("skip", [0, 3])
-def test_a_damaged_row_of_a_growing_file_is_named_with_its_line(tmp_path, skip):
-    """That each row comes once: tests/lib/tracking/test_feed.py."""
-    run, line = RunDir(tmp_path), json.dumps(TRAIN) + "\n"
-    tail = RowTail(run.metrics, skip)
-    run.metrics.write_text(line * 2 * (not skip))
-    assert len(tail.metrics()) == 2 * (not skip)
-    run.metrics.write_text(f"{line * 3}[]\n")
-    with pytest.raises(DamagedRecord) as caught:
-        tail.metrics()
-    assert caught.value.line == 4
-
-
-@pytest.mark.parametrize("digest", [-1, None, []])
-def test_sources_are_digests(tmp_path, digest):
-    sources = {"gpt2/model.py": "a" * 64, "gpt2/train.py": digest}
-    write_run(tmp_path / "run", manifest=changed(MANIFEST, origin__sources=sources))
-    with pytest.raises(DamagedRecord, match=r"origin\.sources"):
-        _ = RunRecord(RunDir(tmp_path / "run")).sources
-
-
-def test_what_was_derived_stays_when_the_rows_are_forgotten(tmp_path):
-    run = write_run(tmp_path / "run")
-    record = RunRecord(run)
-    count = derived(lambda record: len(record.train_rows))
-    before = count(record)
-    record.forget_rows()
-    assert "metrics_fields" not in vars(record) and "train_rows" not in vars(record)
-    run.metrics.write_text("")
-    assert count(record) == before > 0
 
 
 @pytest.mark.parametrize(
@@ -148,9 +117,8 @@ def test_a_run_that_is_trained_is_running_and_one_without_a_status_is_new(tmp_pa
     with take_lease(run, 60):
         write_status(run, RunStatus(State.RUNNING))
         assert RunRecord(run).state == "running"
-    aside = RunDir(run.replaced("20260101-000000"))
-    run.path.rename(aside.path)
-    assert RunRecord(aside).state == "replaced"
+    aside = run.path.rename(run.replaced("20260101-000000"))
+    assert RunRecord(RunDir(aside)).state == "replaced"
 
 
 @pytest.fixture
@@ -163,26 +131,24 @@ def ended(tmp_path) -> RunDir:
 def test_a_status_with_any_damaged_byte_is_success_or_damaged(ended):
     """A flipped bit of a value may leave a valid status; it never makes the run a new one."""
     whole = ended.status.read_bytes()
-    for position in range(len(whole)):
-        ended.status.write_bytes(
-            whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :]
-        )
-        found = read_status(ended)
-        assert found is not None and found.state in (State.SUCCESS, State.DAMAGED)
-
-
-DAMAGES = [("state", "DONE"), ("state", "DAMAGED"), ("iteration", "12"), ("schema_version", 2)]
+    for position, byte in enumerate(whole):
+        ended.status.write_bytes(whole[:position] + bytes([byte ^ 1]) + whole[position + 1 :])
+        assert read_status(ended).state in (State.SUCCESS, State.DAMAGED)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [*DAMAGES, ("Iteration", 12), ("exit_code", ...), ("schema_version", ...)]
+    ("name", "value"),
+    [
+        *(("state", "DONE"), ("state", "DAMAGED"), ("iteration", "12"), ("schema_version", 2)),
+        *(("Iteration", 12), ("exit_code", ...), ("schema_version", ...)),
+    ],
 )
 def test_a_missing_field_and_one_of_another_type_are_damage(ended, name, value):
     """Types of fields: tests of lib.json_files."""
     content = json.loads(ended.status.read_text()) | {name: value}
     ended.status.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
     found = read_status(ended)
-    assert found is not None and (found.state, found.exit_code) == (State.DAMAGED, EXIT_FAILED)
+    assert (found.state, found.exit_code) == (State.DAMAGED, EXIT_FAILED)
     assert found.message.startswith("status.json: ") and name in found.message
 
 
@@ -191,4 +157,4 @@ def test_results_without_a_status_are_damage(ended, name):
     ended.status.unlink()
     (ended.path / name).write_text("result")
     found = read_status(ended)
-    assert found is not None and found.state is State.DAMAGED and name in found.message
+    assert found.state is State.DAMAGED and name in found.message

@@ -22,16 +22,19 @@ def test_every_variant_is_trained_once_before_any_is_trained_again():
     variants = [RunVariant("a", number=0), RunVariant("b", number=1)]
     blocks = {s: [(v, Named(f"{v.slug}{s}")) for v in variants] for s in (3, 1)}
     runs = build_runs("study", Path("results"), blocks)
-    labels = [run.label for run in runs]
-    assert labels == ["study/00-a s3", "study/01-b s3", "study/00-a s1", "study/01-b s1"]
-    assert runs[0].path == Path("results/study/a-s3-a3")
+    labels = ["study/00-a s3", "study/01-b s3", "study/00-a s1", "study/01-b s1"]
+    assert [run.label for run in runs] == labels and runs[0].path == Path("results/study/a-s3-a3")
+    # Two names for one run are refused.
+    block = [(RunVariant(slug), Named("aaaaaaaa")) for slug in "ab"]
+    with pytest.raises(ConfigError) as caught:
+        build_runs("study", Path("results"), {1: block})
+    assert caught.value.codes == ["run.duplicate"]
+    assert "study/b s1 equals study/a s1" in str(caught.value)
 
 
 def test_the_runs_of_a_block_are_trained_in_random_order():
-    blocks = {
-        s: [(RunVariant(f"v{i}", number=i), Named(f"{i}{s}")) for i in range(9)]
-        for s in (3, 1, 2, 4)
-    }
+    variants = [RunVariant(f"v{i}", number=i) for i in range(9)]
+    blocks = {s: [(v, Named(f"{v.number}{s}")) for v in variants] for s in (3, 1, 2, 4)}
     runs = build_runs("study", Path("results"), blocks)
     ordered = training_order(runs)
     assert [run.seed for run in ordered] == [run.seed for run in runs]
@@ -60,14 +63,6 @@ def test_the_baseline_is_first_and_a_parent_before_its_children():
     # A step without its parent, as with STEPS=, keeps its place.
     part = build_runs("study", Path("results"), {s: [b[0], b[3]] for s, b in blocks.items()})
     assert [run.variant.slug for run in training_order(part)] == ["base", "c"] * 20
-
-
-def test_two_names_for_one_run_are_refused():
-    block = [(RunVariant(slug), Named("aaaaaaaa")) for slug in "ab"]
-    with pytest.raises(ConfigError) as caught:
-        build_runs("study", Path("results"), {1: block})
-    assert caught.value.codes == ["run.duplicate"]
-    assert "study/b s1 equals study/a s1" in str(caught.value)
 
 
 @pytest.mark.parametrize(
