@@ -340,6 +340,11 @@ def test_muon_without_hidden_matrices_is_refused_before_training(options_of):
             "unmet-dependency",
             ["ADAM_AMSGRAD=y: ", "OPTIMIZER_ADAM || ADAMWPRUNE_BASE_ADAM"],
         ),
+        (
+            {"OPTIMIZER_ADAMW": True, "PRUNING_STATE": True},
+            "unmet-dependency",
+            ["PRUNING_STATE=y: ", "OPTIMIZER_ADAMWPRUNE"],
+        ),
     ],
 )
 def test_rules_name_their_symbol(options_of, settings, code, parts):
