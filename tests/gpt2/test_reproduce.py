@@ -113,15 +113,8 @@ def test_all_reasons_are_listed_and_a_forced_run_carries_them(made, again, tmp_p
     run = made(facts, BUDGET_TIME=True, MAX_ITERS=None)
     code, found = again(run)
     assert code == 4
-    assert [reason.split(" ")[0] for reason in found["reasons"]] == [
-        "torch",
-        "device",
-        "code:",
-        "oom_fallbacks:",
-        "earlier_divisions:",
-        "budget:",
-        "commit",
-    ]
+    words = "torch device code: oom_fallbacks: earlier_divisions: budget: commit"
+    assert [reason.split(" ")[0] for reason in found["reasons"]] == words.split()
     assert found["reasons"][0].startswith("torch (was 1.0.0, is ")
     assert found["reasons"][2].startswith("code: gpt2/0.py, gpt2/1.py, ")
     assert found["reasons"][2].endswith(" and 2 more differ")
@@ -143,14 +136,14 @@ def test_missing_edits_and_other_data_are_reported(made, again, monkeypatch):
 def test_a_configuration_of_other_code(made, again):
     run = made()
     record = json.loads(run.resolved_config.read_text())
-    run.resolved_config.write_text(json.dumps({**record, "hash8": "00000000"}))
-    reseal(run)
-    code, found = again(run)
-    assert code == 4 and found["reasons"][0].startswith("configuration: ")
-    assert "(was 00000000)" in found["reasons"][0]
-    del record["symbols"]["N_LAYER"]
-    run.resolved_config.write_text(json.dumps(record))
-    reseal(run)
-    code, found = again(run, force=True)
-    assert code == 4
-    assert found["reasons"][0].startswith("configuration: ") and "N_LAYER" in found["reasons"][0]
+    symbols = {name: value for name, value in record["symbols"].items() if name != "N_LAYER"}
+    for changes, words in (
+        ({"hash8": "00000000"}, "(was 00000000)"),
+        ({"symbols": symbols}, "N_LAYER"),
+    ):
+        run.resolved_config.write_text(json.dumps(record | changes))
+        reseal(run)
+        for force in (False, "symbols" in changes):
+            code, found = again(run, force=force)
+            assert code == 4 and words in found["reasons"][0]
+            assert found["reasons"][0].startswith("configuration: ")

@@ -1,17 +1,13 @@
 """Sections below a result table: keys read and gates, speed and memory."""
 
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
 from gpt2.study.document import sections
 from gpt2.study.plan import Plan
 from lib.files import canonical_json
-from lib.report.columns import to_markdown
-from lib.report.declarations import VerdictPlan
-from lib.report.judge import judge
-from lib.report.render import TableSection
 from lib.report.study import read_study
 from lib.runs.record import RunRecord
 from lib.runs.run import Run, RunVariant
@@ -41,7 +37,7 @@ def plan(configure, lasting) -> Plan:
     return Plan("nsa", train.folder, train.folder, runs[0].config, runs)
 
 
-def _sections(plan: Plan) -> list[TableSection]:
+def _sections(plan):
     study = read_study(plan.study, plan.runs)
     return sections(plan, study, document_of(study)["rows"])
 
@@ -78,15 +74,3 @@ def test_a_run_without_a_result_is_left_out(plan, tmp_path):
     copy.summary.unlink()
     (speed,) = _sections(replace(plan, runs=[full, replace(sparse, path=copy.path)]))
     assert [row[0] for row in speed.rows] == ["full s1"]
-
-
-def test_a_section_is_in_the_text_and_in_the_document():
-    part = TableSection(
-        "Speed", ("run", "step ms"), [("a", "1.0"), ("b", "20.0")], "By the clock.\n"
-    )
-    document = document_of(judge([], {}, VerdictPlan()), sections=[asdict(part)])
-    expected = "\n## Speed\n\n| run | step ms |\n| --- | ------: |\n| a   |     1.0 |\n"
-    text = to_markdown(document)
-    assert expected in text and text.endswith("By the clock.\n")
-    (section,) = document["sections"]
-    assert section["title"] == "Speed" and section["rows"] == [("a", "1.0"), ("b", "20.0")]
