@@ -29,6 +29,8 @@ _KEPT = {"DEVICE", "TOKENIZER", "MODEL_SIZE", "DATASET", "DATASET_STAND_IN", "GP
 _KEPT |= {"LEASE_SECONDS", "STALL_LIMIT_SECONDS", "EVAL_TOKENS", "ATTENTION_BACKEND"}
 _KEPT |= {"EVAL_DOCUMENTS"}
 _KEPT_CLASSES = (StudyConfig, EnvironmentConfig, SlurmOptions)
+# Adapters need trained weights to be trained, and none to be checked.
+_BASE = "run:NAME"
 # Values near which numbers are drawn, if the default is too large for minutes on a CPU, or is 0.
 _SMALL_TEXT = """
     N_LAYER=3 N_HEAD=4 N_EMBD=96 MLP_HIDDEN=256 LATENT_DIM=32 BLOCK_SIZE=64
@@ -81,7 +83,9 @@ def _layer(settings: Settings) -> ConfigLayer:
 
 def _applicable(tree: KconfigTree, settings: Settings) -> Settings:
     """Return the settings without unmet dependencies; they are the state of the tree afterwards."""
-    return {a.name: a.value for a in tree.adapt(_layer(settings))[0].assignments}
+    others = {name: value for name, value in settings.items() if name != "INIT_FROM"}
+    base = {"INIT_FROM": _BASE} if settings.get("LORA") == "y" else {}
+    return {a.name: a.value for a in tree.adapt(_layer(others | base))[0].assignments}
 
 
 def _drawn(tree: KconfigTree, random: Random) -> Settings:
