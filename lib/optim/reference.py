@@ -187,8 +187,12 @@ class MuonReference(AdamReference):
             if not self.matrices[k]:
                 continue
             g = np.asarray(gradient)
-            momentum += (1 - o.momentum) * (g - momentum)
-            direction = o.momentum * momentum + (1 - o.momentum) * g if o.nesterov else momentum
+            momentum += (1 - o.matrix_momentum) * (g - momentum)
+            direction = (
+                o.matrix_momentum * momentum + (1 - o.matrix_momentum) * g
+                if o.matrix_nesterov
+                else momentum
+            )
             ends = np.cumsum([rows * columns for rows, columns in self.matrices[k]])
             parts = zip(np.split(direction, ends[:-1]), self.matrices[k], strict=True)
             update = np.concatenate([self._orthogonal(d.reshape(shape)) for d, shape in parts])
