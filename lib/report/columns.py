@@ -142,7 +142,7 @@ def columns(document: Document) -> list[Column]:
         Column("#", _number, ["number"]),
         Column(name, _of("slug"), ["slug", "parent"], True, _numbered, 1, _name_style),
         *(Column(label, _of(label), [label], True, rank=2) for label in labels),
-        *([_WEIGHTS] if any("weights" in row for row in rows) else []),
+        *([_WEIGHTS] if {row.get("weights", "none") for row in rows} - {"none"} else []),
         Column("", None, ["n"]),
         Column(
             "val loss",

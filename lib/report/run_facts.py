@@ -43,10 +43,11 @@ _OBSERVED: Mapping[str, Sequence[str]] = {
     "changed_during_run": ("code", "changed_during_run"),
     **{f"variables.{name}": ("variables", name) for name in _VARIABLES},
 }
-# Knobs that affect only the speed.
-_SPEED_KNOBS = (
+# Knobs that affect only the speed, and those that quantization_scheme determines: runs in full precision
+# do not have them.
+_NO_FACTS = (
     *("expandable_segments", "num_workers", "pin_memory", "prefetch_factor"),
-    *("persistent_workers", "compile_warmup_steps"),
+    *("persistent_workers", "compile_warmup_steps", "bnb_compute_dtype", "bnb_double_quant"),
 )
 
 
@@ -67,7 +68,7 @@ def observed_facts(record: RunRecord) -> Mapping[str, Any]:
         if not isinstance(knob, Mapping) or not knob.keys() >= {"requested", "observed"}:
             expected = f"knobs.{name} with its requested and observed value"
             raise DamagedRecord(manifest.file, expected, repr(knob)[:60])
-        if name not in _SPEED_KNOBS:
+        if name not in _NO_FACTS:
             facts[f"knobs.{name}"] = knob["observed"]
     if "knobs.device" in facts:
         # The index among identical devices does not matter.

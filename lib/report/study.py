@@ -450,10 +450,14 @@ def _row(study: JudgedStudy, arm: str) -> dict[str, Any]:
 
 
 def _weights(records: Sequence[RunRecord]) -> dict[str, str]:
-    """Return how trained weights are stored, if it is not in full precision."""
+    """Return how trained weights are stored; nothing if none are known."""
     facts = [observed_facts(record) for record in records]
-    schemes = {str(each.get("knobs.quantization_scheme", "none")) for each in facts}
-    return {"weights": ", ".join(sorted(schemes))} if schemes - {"none"} else {}
+    schemes = {
+        str(each["knobs.quantization_scheme"])
+        for each in facts
+        if "knobs.quantization_scheme" in each
+    }
+    return {"weights": ", ".join(sorted(schemes))} if schemes else {}
 
 
 def _losses(runs: Sequence[SeedOutcome]) -> dict[int, float]:

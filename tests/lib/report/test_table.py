@@ -115,6 +115,29 @@ def test_compiled_and_eager_runs_are_compared_only_as_declared(
     assert [*rows[0]["labels"].values()] == ["True"] * len(label_by)
 
 
+def test_quantized_weights_are_labelled_and_compared_as_declared(make_run):
+    full, codes = (
+        {"knobs__quantization_scheme": dict.fromkeys(("requested", "resolved", "observed"), scheme)}
+        for scheme in ("none", "4bit_nf4")
+    )
+    codes["knobs__bnb_compute_dtype"] = dict.fromkeys(("requested", "resolved", "observed"), "fp32")
+    runs = [make_run("base", 3.0, manifest=full)]
+    assert "weights" not in to_markdown(document_from(runs))
+    runs.append(make_run("lora", 2.9, parent="base", number=1, manifest=codes))
+    document = document_from(runs)
+    assert document["rows"][1]["delta_baseline"] == pytest.approx(-0.1)
+    assert re.search(
+        r"\| base +\| none +\| .*\| lora +\| 4bit_nf4 +\|", to_markdown(document), re.S
+    )
+    assert [row["weights"] for row in csv.DictReader(io.StringIO(to_csv(document)))] == [
+        *("none", "4bit_nf4")
+    ]
+    # A run whose matrices were not stored as requested is no result of its step.
+    codes["knobs__quantization_scheme"] = full["knobs__quantization_scheme"] | {"observed": "int8"}
+    runs = [make_run("base", 3.0, manifest=full), make_run("fallen", 2.9, manifest=codes)]
+    assert states(document_from(runs))[1] == "not comparable: knobs.quantization_scheme"
+
+
 def test_a_label_does_not_excuse_what_it_does_not_name(make_run):
     other = OTHER_TORCH | {"origin__device": "another cpu"}
     runs = [make_run("base", 3.0), make_run("wide", 2.9, parent="base", manifest=other)]
