@@ -336,11 +336,11 @@ class ValueResidualOptions(ValueMixOptions):
     name: ClassVar[str] = "value_residual"
     # A learnable λ would start at 1 and be trained.
     off: ClassVar[Mapping[str, SymbolValue]] = {
-        "VALUE_RESIDUAL_LAMBDA": "1.0",
+        "VALUE_RESIDUAL_SHARE": "1.0",
         "VALUE_RESIDUAL_LEARNABLE": False,
     }
 
-    share: float = kconfig_field("VALUE_RESIDUAL_LAMBDA", low=0.0, high=1.0)
+    share: float = kconfig_field("VALUE_RESIDUAL_SHARE", low=0.0, high=1.0)
     # One learnable λ per later block, starting at ``share``.
     learnable: bool = kconfig_field("VALUE_RESIDUAL_LEARNABLE")
 

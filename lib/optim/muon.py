@@ -96,9 +96,9 @@ class Muon(Adam):
             assert gradient is not None
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(gradient)
-            momentum = state["momentum_buffer"].lerp_(gradient, 1.0 - options.matrix_momentum)
-            if options.matrix_nesterov:
-                directions.append(whole(gradient.lerp(momentum, options.matrix_momentum)))
+            momentum = state["momentum_buffer"].lerp_(gradient, 1.0 - options.muon_momentum)
+            if options.muon_nesterov:
+                directions.append(whole(gradient.lerp(momentum, options.muon_momentum)))
             else:
                 directions.append(whole(momentum))
         stacks = torch.stack(directions)

@@ -169,8 +169,8 @@ class MuonOptions(AdamFamilyOptions):
     # Peak of the schedule of hidden matrices.
     learning_rate: float = kconfig_field("MUON_LEARNING_RATE", low=0.0, high=10.0)
     # Named apart from those of SGD: runs of both are compared by the names of their settings.
-    matrix_momentum: float = kconfig_field("MUON_MOMENTUM", low=0.0, high=1.0)
-    matrix_nesterov: bool = kconfig_field("MUON_NESTEROV")
+    muon_momentum: float = kconfig_field("MUON_MOMENTUM", low=0.0, high=1.0)
+    muon_nesterov: bool = kconfig_field("MUON_NESTEROV")
     # Of Newton-Schulz.
     steps: int = kconfig_field("MUON_STEPS")
     # shape or rms.
@@ -178,8 +178,10 @@ class MuonOptions(AdamFamilyOptions):
 
     @property
     def summary(self) -> str:
-        kind = "Nesterov momentum" if self.matrix_nesterov else "momentum"
-        muon = f"{self.name} {self.learning_rate:g}, {kind} {self.matrix_momentum:g}, {self.steps} steps"
+        kind = "Nesterov momentum" if self.muon_nesterov else "momentum"
+        muon = (
+            f"{self.name} {self.learning_rate:g}, {kind} {self.muon_momentum:g}, {self.steps} steps"
+        )
         betas = f"adamw betas {self.beta1:g} {self.beta2:g}"
         return f"{muon}, scale by {self.scale}, {betas}, weight decay {self.weight_decay:g}"
 
@@ -195,10 +197,10 @@ class MuonOptions(AdamFamilyOptions):
 
     def _rules(self) -> Iterator[Rule]:
         yield from super()._rules()
-        what = f"MUON_MOMENTUM: must be < 1, got {self.matrix_momentum:g}"
-        yield self.matrix_momentum < 1.0, what, "config.out-of-range"
-        what = f"MUON_NESTEROV: requires MUON_MOMENTUM > 0, got {self.matrix_momentum:g}"
-        yield self.matrix_momentum > 0.0 or not self.matrix_nesterov, what, "config.conflict"
+        what = f"MUON_MOMENTUM: must be < 1, got {self.muon_momentum:g}"
+        yield self.muon_momentum < 1.0, what, "config.out-of-range"
+        what = f"MUON_NESTEROV: requires MUON_MOMENTUM > 0, got {self.muon_momentum:g}"
+        yield self.muon_momentum > 0.0 or not self.muon_nesterov, what, "config.conflict"
 
 
 # Base optimizers of AdamWPrune: their state contains exp_avg and exp_avg_sq.

@@ -187,10 +187,10 @@ class MuonReference(AdamReference):
             if not self.matrices[k]:
                 continue
             g = np.asarray(gradient)
-            momentum += (1 - o.matrix_momentum) * (g - momentum)
+            momentum += (1 - o.muon_momentum) * (g - momentum)
             direction = (
-                o.matrix_momentum * momentum + (1 - o.matrix_momentum) * g
-                if o.matrix_nesterov
+                o.muon_momentum * momentum + (1 - o.muon_momentum) * g
+                if o.muon_nesterov
                 else momentum
             )
             ends = np.cumsum([rows * columns for rows, columns in self.matrices[k]])

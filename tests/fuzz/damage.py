@@ -68,8 +68,9 @@ def operations(path: Path) -> st.SearchStrategy[list[Operation]]:
             text = path.read_text(encoding="utf-8")
             documents = text.splitlines() if path.suffix == ".jsonl" else [text]
             keys = [(i, key) for i, one in enumerate(documents) for key in _keys(json.loads(one))]
-            edit = st.tuples(st.just("set"), st.sampled_from(keys), st.sampled_from(VALUES))
-            each = edit.map(lambda drawn: ["set", *drawn[1], drawn[2]]) | _BYTES
+            if keys:
+                edit = st.tuples(st.just("set"), st.sampled_from(keys), st.sampled_from(VALUES))
+                each = edit.map(lambda drawn: ["set", *drawn[1], drawn[2]]) | _BYTES
     several = st.lists(each, min_size=1, max_size=3)
     # A node of another kind is one of eight.
     return st.integers(0, 7).flatmap(lambda n: several if n else NODE)
