@@ -44,7 +44,9 @@ def _count(config: Config, model: GPT) -> Iterator[CheckFinding]:
     yield from expect(built == declared, "parameter-count", expected, found)
     target = config.model.mlp.target_params(config.model.shape)
     if config.model.mlp.sizing == "params":
-        near = abs(built / target - 1) <= PARAMS_TOLERANCE
+        # Adapters come on top.
+        adapters = sum(p.numel() for name, p in model.named_parameters() if ".adapter." in name)
+        near = abs((built - adapters) / target - 1) <= PARAMS_TOLERANCE
         expected = f"{target:,} parameters within 1 %, as MODEL_PARAMS selects"
         yield from expect(near, "model-params", expected, found)
     # Beside adapters, everything is frozen.
@@ -136,17 +138,28 @@ def matrix_elements(module: nn.Module) -> int:
     return sum(p.numel() for p in parameters if p.ndim >= 2)
 
 
+def _ranks(model: GPT) -> set[int]:
+    """Return the ranks of the adapters."""
+    names = [name for name, _ in model.named_parameters() if name.endswith(".adapter.down.weight")]
+    return {len(model.get_parameter(name)) for name in names}
+
+
 def _built(model: GPT, config: Config) -> list[CheckFinding]:
     """Check sizes of the model at full size against the symbols, or their rule if they are 0."""
     block, values = model.blocks[0], config.values
     n_embd, multiple = int(values["N_EMBD"]), int(values["VOCAB_MULTIPLE"])
-    rates = {m.p for m in model.modules() if isinstance(m, nn.Dropout)} | {block.attn.dropout}
+    dropouts = {n: m.p for n, m in model.named_modules() if isinstance(m, nn.Dropout)}
+    of_adapters = {p for name, p in dropouts.items() if ".adapter." in name}
+    rates = {p for name, p in dropouts.items() if ".adapter." not in name} | {block.attn.dropout}
     built: dict[str, tuple[Any, Any]] = {
         "N_LAYER": (len(model.blocks), values["N_LAYER"]),
         "N_EMBD": (model.wte.embedding_dim, n_embd),
         "BIAS": (block.attn.c_proj.bias is not None, values["BIAS"]),
         "DROPOUT": (rates, {float(values["DROPOUT"])}),
     }
+    if of_adapters:
+        built["LORA_DROPOUT"] = of_adapters, {float(values["LORA_DROPOUT"])}
+        built["LORA_RANK"] = _ranks(model), {values["LORA_RANK"]}
     rows = math.ceil(config.model.shape.vocab_size / multiple) * multiple
     built["VOCAB_MULTIPLE"] = {model.wte.num_embeddings, len(model.head)}, {rows}
     built["UNTIED_HEAD"] = model.head is not model.wte.weight, values["UNTIED_HEAD"]
