@@ -43,8 +43,8 @@ def fill_parameters(model: nn.Module) -> None:
     constant of the configuration.
     """
     for name, parameter in model.named_parameters():
-        if not parameter.is_floating_point():
-            # Codes of a frozen matrix: values this small would round to zeros.
+        if ".codes." in name:
+            # Codes and scales of a frozen matrix belong together.
             continue
         noise = _random_tensor(name, tuple(parameter.shape)).to(parameter.dtype)
         if parameter.ndim < 2:
