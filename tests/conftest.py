@@ -23,6 +23,7 @@ from multiprocessing.util import spawnv_passfds
 from pathlib import Path
 from typing import Any, NoReturn
 
+import hypothesis
 import pytest
 
 from lib.env.machine import MALLOC_VARIABLES, SHARDED_MALLOC_VARIABLES, SPIN_VARIABLE
@@ -58,6 +59,16 @@ LONGEST = (
     "test_trained",
     "test_verify_results",
 )
+# The same examples in each run, on a machine of any speed; what fails is in the message.
+hypothesis.settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("tests")
+
 NOT_FAST = "starts a Python interpreter: not in the fast tier"
 # The processes in which a test is running; a child of os.fork() is not one of them.
 _running: set[int] = set()

@@ -104,7 +104,7 @@ TREE.resolve([])
 ITEMS = [i for i in TREE.items() if any(node.prompt for node in i.nodes)]
 
 
-QUICK = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+QUICK = settings(max_examples=25)
 
 
 @settings(QUICK, suppress_health_check=list(HealthCheck))

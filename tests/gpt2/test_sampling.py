@@ -36,7 +36,7 @@ def naive(logits: list[float], sampling: SamplingOptions) -> list[float]:
     st.sampled_from([0.01, 0.5, 0.93, 1.0]),
     st.integers(0, 99),
 )
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100)
 def test_the_distribution_is_as_defined(temperature, top_k, top_p, seed):
     sampling = SamplingOptions(temperature, top_k, top_p)
     logits_V = torch.randn(20, generator=torch.Generator().manual_seed(seed)) * 2
