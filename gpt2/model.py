@@ -117,7 +117,8 @@ class GPT(nn.Module):
     def forward(self, idx_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         """Return logits [B, T, vocab_size], or the loss of training if targets are given.
 
-        It is the mean cross-entropy in nats, with the configured z-loss. Targets of −100 are ignored. ``idx_BT`` contains at most ``block_size`` tokens per row.
+        It is the mean cross-entropy in nats, with the configured z-loss. Targets of −100 are ignored.
+        ``idx_BT`` contains at most ``block_size`` tokens per row.
         """
         x_BTC = self.hidden(idx_BT)
         if targets_BT is None:

@@ -77,7 +77,7 @@ def _forward(model: GPT, idx_BT: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
     block = model.blocks[0]
     hooks = [
         # Frozen embeddings require no gradient.
-        block.register_forward_pre_hook(lambda part, given: seen.append(_leaf(given[0]))),
+        block.register_forward_pre_hook(lambda part, given: seen.append(given[0].requires_grad_())),
         block.attn.register_forward_hook(lambda module, given, out: seen.extend((given[0], *out))),
     ]
     model.hidden(idx_BT)
@@ -85,11 +85,6 @@ def _forward(model: GPT, idx_BT: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
         hook.remove()
     embedded_BTC, input_BTC, out_BTC, view = seen
     return embedded_BTC, input_BTC, out_BTC, view.weights_BTS
-
-
-def _leaf(x: Tensor) -> Tensor:
-    """Return the tensor, which requires a gradient from now on."""
-    return x if x.requires_grad else x.requires_grad_()
 
 
 def _gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpt2 import reference
 from gpt2.attention import reference as attention_reference
@@ -69,12 +69,10 @@ def _by_gradient(subject: StepUnderTest) -> Iterator[CheckFinding]:
     positions = _positions(subject.tokens(1))[:-1]
     idx_BT = subject.tokens(1).expand(len(positions), -1)
     embedded: list[Tensor] = []
-
-    def keep(part: nn.Module, given: Any, out_BTC: Tensor) -> None:
-        # The embedding may be frozen.
-        embedded.append(out_BTC if out_BTC.requires_grad else out_BTC.requires_grad_())
-
-    hook = subject.model.wte.register_forward_hook(keep)
+    # A frozen embedding requires no gradient.
+    hook = subject.model.wte.register_forward_hook(
+        lambda part, given, out: embedded.append(out.requires_grad_())
+    )
     logits_BTV = subject.model(idx_BT)
     hook.remove()
     selected = torch.stack([logits_BTV[b, t] for b, t in enumerate(positions)])
@@ -201,7 +199,7 @@ _STARTS = {"weight": 1.0, "factors": 1.0}
 
 
 def _matrices(model: GPT, config: ModelConfig) -> Iterator[CheckFinding]:
-    """Check the standard deviation of initial matrices: GPT-2's, and 0 of a ZeroInitLinear and of an adapter's B."""
+    """Check the standard deviation of initial matrices: GPT-2's, and 0 where a branch is added."""
     zero = [f"{path}.weight" for path, m in model.named_modules() if isinstance(m, ZeroInitLinear)]
     # Training of adapters starts from the function of the base.
     zero += [name for name, _ in model.named_parameters() if name.endswith(".adapter.up.weight")]
