@@ -11,6 +11,7 @@ from torch import Tensor
 from gpt2.config import Config
 from gpt2.lora import merged_weights, store_base
 from gpt2.model import GPT
+from gpt2.model_config import ModelConfig
 from gpt2.records.files import read_resolved_config
 from gpt2.weights import hf, source
 from gpt2.weights.match import weight_mismatches
@@ -79,10 +80,16 @@ def merged_tensors(folder: Path) -> dict[str, Tensor]:
     options = read_resolved_config(source.run_of(folder)).model
     if not options.adapters:
         return tensors
+    return merged_weights(model_of(options, tensors, native=True)[0])
+
+
+def model_of(
+    options: ModelConfig, tensors: Mapping[str, Tensor], *, native: bool
+) -> tuple[GPT, list[str]]:
+    """Return a model with ``tensors``, and the parameters not in them; raises as ``copy_weights``."""
     model = GPT(options)
     store_base(model, options.adapters)
-    copy_weights(model, tensors, native=True)
-    return merged_weights(model)
+    return model, copy_weights(model, tensors, native=native)
 
 
 @torch.no_grad()

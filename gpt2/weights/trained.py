@@ -9,10 +9,9 @@ from gpt2.config import Config
 from gpt2.data import tokenizer
 from gpt2.data.dataset import data_folder
 from gpt2.data.tokenizer import Tokenizer
-from gpt2.lora import store_base
 from gpt2.model import GPT
 from gpt2.records.files import read_resolved_config
-from gpt2.weights.convert import copy_weights, read_tensors
+from gpt2.weights.convert import model_of, read_tensors
 from gpt2.weights.match import weight_mismatches
 from gpt2.weights.source import CONFIG_FILE, is_native
 from lib.console import log
@@ -30,9 +29,7 @@ def load_run(path: str | Path) -> GPT:
         raise ConfigError(*problems)
     # An export has merged weights.
     options = replace(config.model, adapters=()) if is_export else config.model
-    model = GPT(options)
-    store_base(model, options.adapters)
-    missing = copy_weights(model, read_tensors(folder), native=is_native(folder))
+    model, missing = model_of(options, read_tensors(folder), native=is_native(folder))
     if missing and not is_export:
         what = f"tensors do not match the configuration in the same folder: no {missing[0]}"
         raise PreflightError(Problem(what, str(folder), code="weights.shape-mismatch"))
