@@ -55,15 +55,15 @@ def study_document_of(plan: Plan, study: JudgedStudy) -> dict[str, Any]:
 
 
 def _question(plan: Plan) -> list[str]:
-    """Return what was trained, the first model, and the axes of a sweep, as sentences."""
+    """Return what the plan trains, the first model, and the axes of a sweep, as sentences."""
     seeds = sorted({run.seed for run in plan.runs})
     models = count(len({run.variant.slug for run in plan.runs}), "model")
-    trained = (
-        f"Trained: {models} with {count(len(seeds), 'seed')} ({', '.join(map(str, seeds))}), "
+    planned = (
+        f"Planned: {models} with {count(len(seeds), 'seed')} ({', '.join(map(str, seeds))}), "
         f"profile {plan.base.repro.profile}."
     )
     axes = [f"Axes: {plan.sweep}."] if plan.sweep else []
-    return [trained, *map(_model, plan.runs[:1]), *axes]
+    return [planned, *map(_model, plan.runs[:1]), *axes]
 
 
 def _model(run: Run[Config]) -> str:

@@ -145,7 +145,7 @@ def _forest_limit(verdicts: Sequence[Values]) -> float:
     values = [(*(v["interval_95"] or ()), v["difference"], *v["differences"]) for v in verdicts]
     ends = [max(map(abs, each)) for each in values]
     shown = [end for end in ends if end <= _CUT * median(ends)]
-    few = len(shown) >= 0.75 * len(ends)
+    few = len(shown) >= 0.75 * len(ends) and max(ends) > 2 * max(shown)
     return 1.08 * max(shown if few else ends) or 1e-4
 
 

@@ -62,7 +62,7 @@ def test_every_run_step_and_comparison_is_named(study, parsed):
     given = [verdict["verdict"] for verdict in table.judged["verdicts"]]
     assert [word.split()[0] for word in parsed.words] == given and len(given) == 2
     titles = ["Question", "Answer", "Verdicts", "Losses", "Training", "Samples", "Reproduce"]
-    assert {*titles, "What differed", "make report", "Trained: models."} <= set(parsed.texts)
+    assert {*titles, "What differed", "make report", "Planned: models."} <= set(parsed.texts)
     # The change of each step, as settings.
     assert parsed.texts.count("DROPOUT=0.1") == 2
 

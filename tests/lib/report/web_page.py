@@ -11,7 +11,7 @@ from tests.lib.report.documents import document_of
 
 CONTEXT: Mapping[str, Any] = {
     "title": "Study demo",
-    "question": ["Trained: models."],
+    "question": ["Planned: models."],
     "flops": {"baseline": 6e6, "step-1": 7e6, "step-2": 6e6},
     "settings": [["MAX_ITERS", "120", "defconfig"]],
 }
