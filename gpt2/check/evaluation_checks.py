@@ -357,6 +357,7 @@ def _expected_summary(
     shares = shares / shares.sum()
     prunable = prunable_rows(subject) if session.config.pruning.name != "none" else {}
     zeros = {n: session.weights()[n][:rows] == 0 for n, rows in prunable.items()}
+    weights = sum(zero.numel() for zero in zeros.values())
     return {
         "schema_version": _SCHEMA,
         "seed": session.config.seed,
@@ -374,7 +375,7 @@ def _expected_summary(
         "unigram_entropy": -float((shares * np.log(shares)).sum()),
         # Of the model before a frozen base is stored as codes.
         "parameters": sum(parameter.numel() for parameter in GPT(small.model).parameters()),
-        "sparsity": session.pruner.sparsity(),
+        "sparsity": sum(int(zero.sum()) for zero in zeros.values()) / max(1, weights),
         "sparsity_by_layer": {n: zero.double().mean().item() for n, zero in zeros.items()},
         "data_order_digest": session.order.state_dict(),
     }

@@ -132,6 +132,8 @@ class _Step:
     events: str
     # Scores at the end of a pruning, by matrix.
     scores: Weights
+    # Share of the prunable weights that are pruned.
+    sparsity: float
 
 
 class _Simulation:
@@ -150,7 +152,7 @@ class _Simulation:
         self.alive = [np.full(len(run.start[name]), True) for name in self.names]
         # Unclipped gradients and weights of each step.
         self.history: list[tuple[list[Any], list[Any]]] = []
-        self.reached = 0.0
+        self.reached = self.sparsity = 0.0
         rates = _rates(self.config, progress)
         self.steps = [
             self._step([tensors[n].flatten().numpy() for n in self.names], i, *given)
@@ -181,7 +183,7 @@ class _Simulation:
             if due:
                 self.reached = ramp_sparsity(options, progress)
                 scores = self._prune(options)
-        return _Step(before, self._weights(), norm, self._events(step), scores)
+        return _Step(before, self._weights(), norm, self._events(step), scores, self.sparsity)
 
     def _weights(self) -> Weights:
         pairs = zip(self.names, self.reference.parameters, strict=True)
@@ -199,6 +201,7 @@ class _Simulation:
                 self.alive[k][i] = False
                 self.reference.parameters[k][i] = 0.0
                 self.reference.forget(k, i)
+        self.sparsity = sum(int((~alive).sum()) for alive in self.alive) / sum(sizes)
         return {name: self._scores(options, name) for name in prunable}
 
     def _scores(self, options: PruningOptions, name: str) -> list[float]:
@@ -233,7 +236,8 @@ def _weights(run: DrivenRun, steps: Sequence[_Step]) -> list[CheckFinding]:
     """Return the findings of the first step after which a weight or score is another."""
     rule, pruner = run.config.optimizer.rule.name, run.config.pruning.name
     for i, (step, actual) in enumerate(zip(steps, run.weights, strict=False), 1):
-        if pruner != "none":
+        # Nothing has scores if the configured pruner was not built; then the updates differ.
+        if run.scores:
             findings = _zeros(pruner, actual, step.after, f"at step {i} of {len(steps)}")
             what = f"optimizer state 0 of the pruned weights at step {i}"
             found = f"others of {first_of(sorted(run.stateful[i - 1]))}"
@@ -286,8 +290,10 @@ def _records(run: DrivenRun, steps: Sequence[_Step], progress: list[float]) -> l
     tokens = run.config.train.global_batch * run.config.model.shape.block_size
     places = [(i, i * tokens) for i in range(driven.EVAL_INTERVAL, count, driven.EVAL_INTERVAL)]
     found = [(row["iteration"], row["tokens"]) for row in evaluations]
-    scores = [(row["val_loss"], row["token_accuracy"]) for row in evaluations]
+    scores = [(row["val_loss"], row["token_accuracy"], row["sparsity"]) for row in evaluations]
     score = (driven.EVALUATED_LOSS, 1 / driven.EVALUATED)
+    evaluated = steps[driven.EVAL_INTERVAL - 1 : count - 1 : driven.EVAL_INTERVAL]
+    expected_scores = [(*score, step.sparsity) for step in evaluated]
     loss = math.fsum(
         w * g
         for name, weights in run.start.items()
@@ -303,7 +309,7 @@ def _records(run: DrivenRun, steps: Sequence[_Step], progress: list[float]) -> l
         ("budget-progress", "progress", [row["progress"] for row in rows], progress, _TOLERANCE),
         ("budget-learning-rate", "rate", [row["lr"] for row in rows], rates, _TOLERANCE),
         ("evaluation-position", "(iteration, tokens) of evaluations", found, places, 0.0),
-        ("evaluation-record", "loss and accuracy", scores, [score] * len(places), 0.0),
+        ("evaluation-record", "loss, accuracy and sparsity", scores, expected_scores, 0.0),
         ("step-record", "loss of step 1", rows[0]["loss"], loss, _LOSS_TOLERANCE),
         ("step-record", "norm of step", measured, norms, _LOSS_TOLERANCE),
     )
