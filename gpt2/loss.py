@@ -220,6 +220,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             _to_gradient_(*parts, pieces, z_loss)
             logits_XV[:, vocab_size:] = 0
             torch.mm(logits_XV, weight, out=grad_hidden[rows])
+            # The head of a model with adapters is frozen.
+            if not ctx.needs_input_grad[1]:
+                continue
             if grad_weight is None:
                 grad_weight = (logits_XV.t() @ masked[rows]).to(weight_VC.dtype)
             elif dtype == weight_VC.dtype:
@@ -236,8 +239,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_hidden, grad_weight, valid_X, scale = ctx.saved_tensors
         grad = grad * scale
         # In place: allocating a second tensor of the size of the weight costs more than scaling.
-        grads = grad_hidden.mul_((grad * valid_X)[:, None]), grad_weight.mul_(grad)
-        return *grads, None, None, None, None
+        grad_hidden.mul_((grad * valid_X)[:, None])
+        grad_weight = None if grad_weight is None else grad_weight.mul_(grad)
+        return grad_hidden, grad_weight, None, None, None, None
 
 
 def _to_gradient_(

@@ -138,7 +138,8 @@ class ModelConfig:
     def flops_per_token(self) -> float:
         """Return the training FLOPs per token at full context: forward, plus twice that backward.
 
-        Of frozen matrices, backward computes the gradient of the inputs only.
+        Of frozen matrices, backward computes the gradient of the inputs only. Scores, and weighted
+        values, have the gradients of both factors.
         """
         return self._flops_per_token
 
@@ -146,9 +147,9 @@ class ModelConfig:
     def _flops_per_token(self) -> float:
         # Once for all seeds of a step.
         attention, mlp = self.attention.cost, self.mlp.cost
-        blocks = sum(
-            attention(self.shape, site.block).flops + mlp(site).flops for site in self.sites()
+        blocks = Cost.of(
+            part for site in self.sites() for part in (attention(self.shape, site.block), mlp(site))
         )
         adapters = sum(self._adapters(site).flops for site in self.sites())
-        model = blocks + 2 * self.shape.padded_vocab_size * self.shape.n_embd
-        return (2 if self.adapters else 3) * model + 3 * adapters
+        matrices = 2 * (blocks.weights + self.shape.padded_vocab_size * self.shape.n_embd)
+        return (2 if self.adapters else 3) * matrices + 3 * (blocks.other_flops + adapters)

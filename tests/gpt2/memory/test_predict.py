@@ -131,6 +131,17 @@ def test_flops_of_gpt2(configure):
     assert flops_per_token(window, GPU) == pytest.approx(expected + hidden, rel=1e-12)
 
 
+def test_flops_of_adapters(configure):
+    """Backward has both products for adapters, scores and values, and one for frozen matrices."""
+    config = configure(DROPOUT="0.0", LORA=True, INIT_FROM="run:base")
+    shape, rank = config.model.shape, 8
+    recomputed = shape.n_layer * shape.n_embd * (shape.block_size + 1)
+    # Nothing before the first block is trained, so its input needs no gradient.
+    first = 2 * shape.n_embd * (3 * shape.n_embd + rank)
+    found = flops_per_token(config, None)
+    assert config.model.flops_per_token() == pytest.approx(found - recomputed + first, rel=1e-12)
+
+
 def test_memory_of_gpt2(configure):
     """Weights, gradients and two moments in fp32 are exact, and the step counters of AdamW."""
     footprint = estimate(configure(), GPU)
