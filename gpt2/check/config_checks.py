@@ -160,6 +160,11 @@ def _built(model: GPT, config: Config) -> list[CheckFinding]:
     if of_adapters:
         built["LORA_DROPOUT"] = of_adapters, {float(values["LORA_DROPOUT"])}
         built["LORA_RANK"] = _ranks(model), {values["LORA_RANK"]}
+        names = dict(block.named_parameters())
+        layers = {"ATTENTION_IN": "attn.c_attn", "ATTENTION_OUT": "attn.c_proj"}
+        for name, layer in (layers | {"MLP_IN": "mlp.c_fc", "MLP_OUT": "mlp.c_proj"}).items():
+            adapted = f"{layer}.adapter.up.weight" in names
+            built[f"LORA_{name}"] = adapted, values[f"LORA_{name}"]
     rows = math.ceil(config.model.shape.vocab_size / multiple) * multiple
     built["VOCAB_MULTIPLE"] = {model.wte.num_embeddings, len(model.head)}, {rows}
     built["UNTIED_HEAD"] = model.head is not model.wte.weight, values["UNTIED_HEAD"]
