@@ -26,6 +26,9 @@ from gpt2.shape import ModelShape
 needs_triton = pytest.mark.skipif(
     not find_spec("triton"), reason='needs: make setup EXTRAS="triton"'
 )
+needs_bitsandbytes = pytest.mark.skipif(
+    not find_spec("bitsandbytes"), reason='needs: make setup EXTRAS="bitsandbytes"'
+)
 
 
 def _release(*names: str) -> tuple[int, ...]:

@@ -16,10 +16,8 @@ from gpt2.study.resolve import resolve_config
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, PreflightError
+from tests.gpt2.builders import needs_bitsandbytes
 
-WITH_BITSANDBYTES = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None, reason="an extra"
-)
 # The values that four bits of NormalFloat stand for (Dettmers et al. 2023, appendix E).
 NF4 = [-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0]
 NF4 += [0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0]
@@ -66,7 +64,7 @@ def test_int8_is_the_nearest_of_255_steps_of_each_row():
 
 
 @pytest.mark.slow
-@WITH_BITSANDBYTES
+@needs_bitsandbytes
 @pytest.mark.parametrize(("scheme", "table"), [("nf4", NF4), ("fp4", FP4)])
 def test_four_bits_are_the_published_values_times_a_blocks_largest(model, scheme, table):
     before = model.h[0].mlp.c_fc.weight.detach().clone().flatten()
@@ -86,7 +84,7 @@ def test_four_bits_are_the_published_values_times_a_blocks_largest(model, scheme
 
 @pytest.mark.parametrize(
     "scheme",
-    ["none", "int8", pytest.param("nf4", marks=WITH_BITSANDBYTES)],
+    ["none", "int8", pytest.param("nf4", marks=needs_bitsandbytes)],
 )
 def test_only_matrices_of_the_blocks_are_quantized(model, scheme):
     before = {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -1,6 +1,5 @@
 """LoRA: the base is frozen, in fp32 or in codes; runs resume, are merged, and start others."""
 
-import importlib.util
 import json
 
 import pytest
@@ -14,6 +13,7 @@ from gpt2.quantized.options import missing_package
 from gpt2.weights.convert import merged_tensors
 from gpt2.weights.trained import load_run
 from lib.errors import ConfigError
+from tests.gpt2.builders import needs_bitsandbytes
 
 LORA = {
     "PRUNING_MAGNITUDE": None,
@@ -22,12 +22,9 @@ LORA = {
     "LORA_RANK": 2,
     "LORA_DROPOUT": "0.3",
 }
-WITH_BITSANDBYTES = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None, reason="an extra"
-)
 # One step that changes nothing.
 NO_STEP = {"MAX_ITERS": 1, "LEARNING_RATE": "0", "MIN_LEARNING_RATE": "0"}
-BASES = ["FP32", "INT8", pytest.param("NF4", marks=WITH_BITSANDBYTES)]
+BASES = ["FP32", "INT8", pytest.param("NF4", marks=needs_bitsandbytes)]
 
 
 @pytest.fixture

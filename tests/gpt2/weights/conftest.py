@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 
 from gpt2.config import Config
+from gpt2.lora import store_base
 from gpt2.model import GPT
 from gpt2.records.files import write_resolved_config
 from gpt2.study.resolve import resolve_config
@@ -105,13 +106,30 @@ OWN_CODE: dict[str, dict[str, SymbolValue]] = {
         "UNTIED_HEAD": True,
     },
 }
+LORA: dict[str, SymbolValue] = {
+    "LORA": True,
+    "LORA_RANK": 3,
+    "LORA_DROPOUT": "0.3",
+    "INIT_FROM": "run:base",
+}
+# Models with adapters.
+ADAPTED = {
+    f"adapted-{base}": {
+        **LORA,
+        f"LORA_BASE_{base.upper()}": True,
+        "NORM_RMSNORM": True,
+        "ATTENTION_SINK": True,
+        "VALUE_RESIDUAL": True,
+    }
+    for base in ("fp32", "int8", "nf4")
+}
 
 
 @pytest.fixture(scope="package", params=OWN_CODE)
 def exported(request, configure, tmp_path_factory) -> Exported:
     """Export a model that transformers lacks, with random weights."""
     folder = tmp_path_factory.mktemp(request.param)
-    config = configure(**OWN_CODE[request.param])
+    config = configure(**(OWN_CODE | ADAPTED)[request.param])
     export(write_finished(config, folder / "run"), folder / "out", folder)
     return Exported(request.param, native(config), own_code(folder / "out"), folder / "out")
 
@@ -119,6 +137,7 @@ def exported(request, configure, tmp_path_factory) -> Exported:
 def native(config: Config) -> GPT:
     """Build the model of ``write_finished`` without the code under test."""
     model = GPT(config.model)
+    store_base(model, config.model.adapters)
     model.load_state_dict(random_weights(config))
     return model.eval()
 
@@ -193,4 +212,5 @@ def random_weights(config: Config) -> dict[str, torch.Tensor]:
     for name in weights.keys() & {"wte.weight", "lm_head.weight"}:
         weights[name][config.model.shape.vocab_size :] = 0
     weights["h.0.attn.c_proj.weight"][::2] = 0
-    return weights
+    store_base(model, config.model.adapters)
+    return {name: p.detach() for name, p in model.named_parameters()}

@@ -15,6 +15,7 @@ from gpt2.attention.config import REGISTRIES
 from gpt2.mlp.options import MECHANISMS
 from gpt2.model_config import NORMS
 from gpt2.weights.hf import options_of
+from tests.gpt2.builders import needs_bitsandbytes
 from tests.gpt2.weights.conftest import OWN_CODE, own_code
 
 pytestmark = pytest.mark.slow
@@ -93,6 +94,16 @@ def test_accumulated_gradients_are_those_of_one_batch(exported):
     assert_near(found[1], found[0])
 
 
+@pytest.mark.parametrize(
+    "exported",
+    [
+        *OWN_CODE,
+        "adapted-fp32",
+        "adapted-int8",
+        pytest.param("adapted-nf4", marks=needs_bitsandbytes),
+    ],
+    indirect=True,
+)
 def test_padding_changes_nothing(exported):
     """On the left, on the right and between tokens, with positions and a cache or without."""
     for rows in ([LEFT], [LEFT, RIGHT, HOLES, slice(None)]):

@@ -21,12 +21,15 @@ from lib.errors import ConfigError, PreflightError
 from lib.json_files import read_json_object
 from lib.project import ROOT
 from lib.runs.run_dir import RunDir
+from tests.gpt2.builders import needs_bitsandbytes
 from tests.gpt2.data.conftest import downloads
 from tests.gpt2.weights.conftest import (
+    LORA,
     OWN_CODE,
     export,
     loaded,
     native,
+    own_code,
     random_weights,
     write_finished,
 )
@@ -81,11 +84,44 @@ def test_a_dense_gpt2_is_one_of_transformers_and_comes_back_bit_identical(
         assert_weights(again, random_weights(config))
 
 
-@pytest.mark.parametrize("wrong", ["relu", "nosuch", "a gated activation"])
-def test_an_activation_with_another_function_in_transformers_is_not_exported(
-    configure, tmp_path, monkeypatch, wrong
+@pytest.mark.parametrize(
+    ("base", "changes", "named"),
+    [
+        ("FP32", {}, []),
+        ("INT8", {}, []),
+        pytest.param(
+            "NF4",
+            {"NORM_RMSNORM": True, "VALUE_RESIDUAL": True},
+            ["value_residual, rmsnorm"],
+            marks=[pytest.mark.slow, needs_bitsandbytes],
+        ),
+    ],
+)
+def test_trained_adapters_are_merged(
+    configure, train, build_dir, tmp_path, capsys, base, changes, named
 ):
-    config = configure(ACTIVATION_GELU_EXACT=True)
+    """What transformers lacks is named as without adapters."""
+    first = train(configure(**changes, MAX_ITERS=1), "first").files
+    settings = {**LORA, **changes, f"LORA_BASE_{base}": True, "INIT_FROM": f"run:{first.path}"}
+    run = train(configure(**settings, MAX_ITERS=4)).files
+    export(run, tmp_path / "out", build_dir)
+    lacking = re.findall(r"not supported by transformers' GPT-2: (.*?);", capsys.readouterr().err)
+    assert lacking == named
+    theirs = (own_code if named else from_transformers)(tmp_path / "out")
+    ids_BT = torch.arange(2 * 80).reshape(2, 80) % 257
+    found, expected = theirs(input_ids=ids_BT).logits, load_run(run.path)(ids_BT)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert (load_run(first.path)(ids_BT) - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "settings"),
+    [("relu", {}), ("nosuch", {}), ("a gated activation", {}), ("relu", LORA)],
+)
+def test_an_activation_with_another_function_in_transformers_is_not_exported(
+    configure, tmp_path, monkeypatch, wrong, settings
+):
+    config = configure(ACTIVATION_GELU_EXACT=True, **settings)
     run = write_finished(config, tmp_path / "run")
     if wrong == "a gated activation":
         # Its c_fc has twice the outputs that transformers expects.
