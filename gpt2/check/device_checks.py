@@ -137,7 +137,8 @@ def _values_of(config: Config, dtype: torch.dtype, ids_BT: Tensor, device: torch
         by_name = collect_statistics(model.eval(), ids_BT[:, :-1])
     for name, row in by_name.items():
         if not name.endswith(_COUNTED):
-            numbers = [math.nan if x is None else x for x in row]
+            # A block without the mechanism, such as the last one without a gate, has no number.
+            numbers = [0.0 if x is None else x for x in row]
             values[f"statistic {name}"] = torch.tensor(numbers).double()
     return values
 

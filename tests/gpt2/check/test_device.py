@@ -34,7 +34,7 @@ def compared() -> Callable[[str, str], list[CheckFinding]]:
 
 @pytest.mark.slow
 def test_forms_of_a_step_agree(compared):
-    assert compared("gpt2-ratio-ablation", "ra") == []
+    assert compared("gpt2-ratio-ablation", "full") == []
     assert compared("nsa-quickstart", "nsa") == []
 
 
