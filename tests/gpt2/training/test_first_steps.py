@@ -127,9 +127,12 @@ def test_the_result_is_logged_once_and_stored(configure, train, stop_at):
 def test_only_failures_that_were_not_shown_are_shown(session, monkeypatch, failed, tag, shown):
     criteria = {name: (name not in failed, name) for name in ("loss", "stability", "speed")}
     monkeypatch.setattr(first_steps, "check_first_steps", lambda session: criteria)
-    opened, events = session(FIRST_STEPS=8), []
-    opened.iteration = 9
+    opened, events = session(FIRST_STEPS=1), []
+    assert first_steps.summary_of_first_steps(opened) is None
+    opened.iteration = 3
     monkeypatch.setattr(opened.records, "_report", events.append)
     first_steps.log_health_check(opened)
     assert f" {tag} " in opened.run.logs.read_text()
     assert [event["tag"] for event in events] == ["WARN"] * shown
+    summary = first_steps.summary_of_first_steps(opened)
+    assert summary and (summary["steps"], summary["passed"]) == (1, tag == "FIRST")
