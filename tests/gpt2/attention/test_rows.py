@@ -85,6 +85,19 @@ def test_runs_on_shapes_alone(gate, build):
         ]
 
 
+def test_is_exact_under_autocast_for_inputs_that_are(build):
+    case = build(40, terms=(TERM,), dtype=torch.float32)
+    plan = AttentionPlan(case.module.pattern, list(case.module.terms.values()))
+    qkv = [torch.randn(2, 4, 40, 4, requires_grad=True) for _ in "qkv"]
+    found = []
+    with torch.autocast("cpu", torch.bfloat16):
+        for inputs in (qkv, [x.double() for x in qkv]):
+            context = attend(*inputs, plan).context_BNTH
+            found.append([context, *torch.autograd.grad(context.double().square().sum(), qkv)])
+    for exact, expected in zip(*found, strict=True):
+        torch.testing.assert_close(exact, expected.float(), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("width", [1, 9, SORT_WIDTH - 1, SORT_WIDTH + 1, 3 * SORT_WIDTH + 7])
 @pytest.mark.parametrize("k", [1, 8, 200])
 def test_largest_are_those_of_a_sort(width, k):
