@@ -18,10 +18,11 @@ from gpt2.check.cover import components, covering_steps
 from gpt2.check.distinct import find_duplicates
 from gpt2.check.finding import CheckFinding
 from gpt2.check.report import CaseReport, CheckReport, CheckResult
+from gpt2.quantized.options import missing_package
 from gpt2.study.arguments import settings_layers
 from lib.console import is_verbose, log, terminal_columns
 from lib.env.gpu import NO_GPUS, Gpu, find_gpu, gpu_with_memory, local_gpu, usable_cores
-from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
+from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, PreflightError, Problem
 from lib.files import write_atomic, write_json
 from lib.report.text import count
 from lib.runner.local import LocalExecutor
@@ -44,7 +45,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     Trains small versions of each step and compares them; docs/check.md describes each check. Prints a
     table and one line per failure, and writes check.json to the build folder. Does not modify .config,
-    data or results. Exit codes: 0 all passed, 1 a check failed, 2 configuration or usage.
+    data or results. Exit codes: 0 all passed, 1 a check failed, 2 configuration or usage, 3 a package
+    of a step is missing.
     """
     build_dir, gpu, settings = options.build_dir, _named_gpu(options), settings_layers(options)
     if options.data not in ("", "require"):
@@ -106,10 +108,14 @@ def check_and_report(
     """Check the chosen cases and write ``check.json``, and the file ``junit`` unless it is "".
 
     ``command`` repeats a check if the names of step and check are appended. Returns the exit code
-    and the text for stdout.
+    and the text for stdout. Raises PreflightError if a step needs a package that is missing.
     """
+    configs = [case.config for case in cases.chosen if case.config]
+    bases = dict.fromkeys(part.base for config in configs for part in config.model.adapters)
+    if problems := missing_package(bases, "LORA_BASE"):
+        raise PreflightError(*problems)
     started = time.perf_counter()
-    prunes = any(case.config and case.config.pruning.name != "none" for case in cases.chosen)
+    prunes = any(config.pruning.name != "none" for config in configs)
     selected = select(checks, fast=fast, prunes=prunes)
     # A check that is named runs on every step.
     cases_reports = run_all(cases, selected, build_dir, gpu, all_steps=bool(checks))

@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpt2.quantized.options import FOUR_BIT_SCHEMES, missing_package
+from lib.errors import PreflightError
+
 _INT8_MAX = 127
 # Elements that share a scale (Dettmers et al., "QLoRA", 2023, section 3).
 _BLOCK = 64
@@ -53,10 +56,14 @@ def decode(codes: Tensor, scales: Tensor, scheme: str, outputs: int, inputs: int
 
 
 def _four_bits() -> Any:
-    """Return the functions of bitsandbytes."""
+    """Return the functions of bitsandbytes. Raises PreflightError if the package is missing."""
     # On a CPU it warns about a package with faster products, which are not used here.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     # Imported here: an extra.
-    from bitsandbytes import functional
-
+    try:
+        from bitsandbytes import functional
+    except ModuleNotFoundError:
+        if problems := missing_package(FOUR_BIT_SCHEMES[:1], ""):
+            raise PreflightError(*problems) from None
+        raise
     return functional

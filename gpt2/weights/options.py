@@ -92,8 +92,8 @@ class LoraOptions(PartOptions):
 
     def __post_init__(self) -> None:
         if not self.matrices:
-            what = "LORA_ATTENTION_IN: n, as all other LORA_ projections (expected one at least)"
-            advice = "type: SET=LORA_ATTENTION_IN=y"
+            what = "LORA_MLP_IN: n, as all other LORA_ projections (expected one at least)"
+            advice = "type: SET=LORA_MLP_IN=y"
             raise ConfigError(Problem(what, next=advice, code="config.conflict"))
 
     @property

@@ -2,12 +2,15 @@
 
 import importlib.util
 import math
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from gpt2.check.cases import plan_cases
+from gpt2.check.command import check_and_report
 from gpt2.model import GPT
 from gpt2.quantized.codes import decode, encode
 from gpt2.quantized.evaluate import quantize
@@ -120,3 +123,17 @@ def test_schemes_are_parsed_and_a_missing_package_is_one_error(monkeypatch):
     assert caught.value.codes == ["env.missing-package"] and caught.value.exit_code == 3
     assert "QUANT: fp4 " in str(caught.value)
     assert "make setup EXTRAS=bitsandbytes" in str(caught.value)
+
+
+def test_a_missing_package_of_a_base_is_one_error(monkeypatch, tmp_path):
+    """Of a check before it begins, and wherever the codes of a run are read."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    adapters = {"PRUNING_NONE": True, "LORA": True, "LORA_BASE_FP4": True, "INIT_FROM": "run:base"}
+    settings = {**SETTINGS, **adapters, "SINGLE_TRAINING": True, "DEVICE_CPU": True}
+    with pytest.raises(PreflightError) as caught:
+        check_and_report(plan_cases([ConfigLayer.of("test", "test", settings)]), tmp_path)
+    assert "LORA_BASE: fp4 requires the missing package" in str(caught.value)
+    with pytest.raises(PreflightError) as caught:
+        encode(torch.ones(2, 2), "nf4")
+    assert "make setup EXTRAS=bitsandbytes" in str(caught.value) and caught.value.exit_code == 3

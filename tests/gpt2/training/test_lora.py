@@ -106,7 +106,7 @@ def test_dropout_zeroes_inputs_of_the_adapters_in_training_only(adapted):
                 f"LORA_{part}": False
                 for part in ("ATTENTION_IN", "ATTENTION_OUT", "MLP_IN", "MLP_OUT")
             },
-            "LORA_ATTENTION_IN: n, as all other LORA_ projections",
+            "LORA_MLP_IN: n, as all other LORA_ projections",
         ),
         (
             {"DATA_PARALLEL_FSDP": True, "GPUS": 2, "BATCH_SIZE": 1},
