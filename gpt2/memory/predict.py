@@ -82,7 +82,15 @@ def estimate(config: Config, target: Gpu | Literal["cpu"]) -> MemoryEstimate:
     batch = config.train.batch_size
     needs = training.needs(gpu, batch)
     peak, stage = needs.highest()
-    cpu_peak, _ = (training.needs(None, batch) if gpu else needs).highest()
+    attention = config.model.attention
+    # Without kernels of GPUs alone.
+    backend = "auto" if attention.backend in ("efficient", "triton") else attention.backend
+    pattern, on_cpu = attention.pattern.for_any_device(), training
+    if gpu and (backend, pattern) != (attention.backend, attention.pattern):
+        attention = dataclasses.replace(attention, backend=backend, pattern=pattern)
+        model = dataclasses.replace(config.model, attention=attention)
+        on_cpu = FakeTrainingStep(dataclasses.replace(config, model=model))
+    cpu_peak, _ = (on_cpu.needs(None, batch) if gpu else needs).highest()
     memory = gpu or _this_machine()
     fits = memory.holds(peak.total())
     return MemoryEstimate(

@@ -142,6 +142,22 @@ def test_flops_of_adapters(configure):
     assert config.model.flops_per_token() == pytest.approx(found - recomputed + first, rel=1e-12)
 
 
+NSA = {name: value for name, value in GATHER.items() if name != "NSA_BACKEND_GATHER"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "settings"),
+    [
+        ("ATTENTION_BACKEND_EFFICIENT", {"DROPOUT": "0.0"}),
+        ("ATTENTION_BACKEND_TRITON", {"DROPOUT": "0.0"}),
+        ("NSA_BACKEND_TRITON", NSA),
+    ],
+)
+def test_a_kernel_that_a_cpu_lacks_is_predicted_for_a_gpu(configure, kernel, settings):
+    named = estimate(configure(**settings, **{kernel: True}), GPU)
+    assert named.cpu_peak_bytes == estimate(configure(**settings), GPU).cpu_peak_bytes
+
+
 def test_memory_of_gpt2(configure):
     """Weights, gradients and two moments in fp32 are exact, and the step counters of AdamW."""
     footprint = estimate(configure(), GPU)
