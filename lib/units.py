@@ -68,7 +68,11 @@ def first_of(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def format_runs(labels: Sequence[str]) -> str:
     """Return the first of ``labels`` and the number of further runs."""
     more = len(labels) - 1
-    return f"{labels[0]} and {more} more run{'s' * (more > 1)}" if more else labels[0]
+    return f"{labels[0]} and {count(more, 'more run')}" if more else labels[0]

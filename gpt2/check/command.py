@@ -24,8 +24,8 @@ from lib.console import is_verbose, log, terminal_columns
 from lib.env.gpu import NO_GPUS, Gpu, find_gpu, gpu_with_memory, local_gpu, usable_cores
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, PreflightError, Problem
 from lib.files import write_atomic, write_json
-from lib.report.text import count
 from lib.runner.local import LocalExecutor
+from lib.units import count
 
 # Workers of the check of devices: GPT-2 124M in float64, and its compilation, take about 10 GiB each.
 _GPU_WORKERS = 4

@@ -29,12 +29,11 @@ from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.make_variables import require_value
 from lib.project import ROOT
 from lib.report.render import TableSection, fitting_rows, json_document, text_lines
-from lib.report.text import count
 from lib.runs.code import TreeDigests, run_drift
 from lib.runs.lease import DEFAULT_SECONDS, take_lease
 from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run_dir import RunDir, RunStatus, State
-from lib.units import first_of, format_size
+from lib.units import count, first_of, format_size
 
 SCHEMA_VERSION = 1
 RUN_NAME = re.compile(r"(?P<step>.+)-s(?P<seed>\d+)-(?P<hash>[0-9a-f]{8})")

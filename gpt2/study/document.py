@@ -22,10 +22,9 @@ from lib.report.columns import loss_cell
 from lib.report.render import TableSection
 from lib.report.run_results import planned_run, read_curves, run_origin
 from lib.report.study import JudgedStudy, finished_of, study_document
-from lib.report.text import count
 from lib.runs.record import RunRecord
 from lib.runs.run import Run
-from lib.units import format_difference
+from lib.units import count, format_difference
 
 _TITLES = {"single": "One training", "matrix": "Test matrix", "sweep": "Sweep"}
 _SHIPPED = ("defconfig", "fragment")

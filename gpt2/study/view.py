@@ -21,14 +21,13 @@ from lib.env.gpu import count_gpus, cpu_model, find_gpu, usable_cores
 from lib.errors import visible
 from lib.json_files import RecordError
 from lib.report.render import fitting_rows, json_document, text_lines
-from lib.report.text import count
 from lib.runner.queue import STALE_ADVICE, stale_text
 from lib.runs.code import TreeDigests, run_drift
 from lib.runs.lease import current_holder
 from lib.runs.record import UNKNOWN, RunRecord
 from lib.runs.run import Run
 from lib.runs.run_dir import RunDir, State
-from lib.units import format_duration, format_si, format_size
+from lib.units import count, format_duration, format_si, format_size
 
 # A planned run, as in make plan JSON=1. Times are seconds, None if unknown.
 Row = dict[str, Any]

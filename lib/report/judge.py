@@ -34,6 +34,7 @@ from lib.report.declarations import (
 )
 from lib.report.statistics import PART_FACTOR, ErrorLevel, VerdictRule
 from lib.report.verdicts import Outcomes, VerdictWord, estimates, verdicts_at
+from lib.units import count
 
 # Remark on every verdict of a study with an A/A step that differs.
 AA_FAILED = "A/A step failed"
@@ -324,8 +325,8 @@ class _Study:
         if open_count and verdict["p"] is not None:
             own = verdict["variance"] == "own"
             cost = "nothing steps down" if own else f"p is {PART_FACTOR} times larger"
-            count = f"{open_count} comparison{'s have' if open_count > 1 else ' has'}"
-            remarks.append(f"until {count} all runs, {cost}")
+            others = f"{open_count} comparison{'s have' if open_count > 1 else ' has'}"
+            remarks.append(f"until {others} all runs, {cost}")
         controls = {c.name: c for c in self.plan.declared if c.role == AA_ROLE} | self.controls
         aa_steps = [c for c in controls.values() if c.role == AA_ROLE]
         if has_word and any(not self._has_ended(c, look.seeds) for c in aa_steps):
@@ -476,8 +477,8 @@ class _Study:
         notes = []
         if self.early and not (self.known and self.known[0].imported):
             notes.append(
-                f"{self.early} runs started before the first line of {DECLARATIONS_FILE}: looks and rules "
-                "before it are unknown, and the error rate with them"
+                f"{count(self.early, 'run')} started before the first line of {DECLARATIONS_FILE}: looks "
+                "and rules before it are unknown, and the error rate with them"
             )
         # Each declared list of seeds whose runs ended without its look.
         for plan, following in itertools.pairwise(plans_of(self.known)):

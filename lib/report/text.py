@@ -11,7 +11,7 @@ from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_NOT_COMPA
 from lib.report.contrasts import AA_ROLE
 from lib.report.judge import AA_FAILED
 from lib.report.options import short_unit
-from lib.units import first_of, format_difference, format_interval, signed
+from lib.units import count, first_of, format_difference, format_interval, signed
 
 # A document of a study, and one of its verdicts.
 Document = Mapping[str, Any]
@@ -21,10 +21,6 @@ _SMALLEST_SHOWN_P = 1e-12
 # Columns of a terminal and of Markdown.
 LINE_WIDTH = 80
 _DECIDED = ("BETTER", "WORSE")
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 # One verdict.

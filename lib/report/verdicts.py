@@ -33,7 +33,7 @@ from lib.report.statistics import (
 )
 from lib.runs.record import RunRecord
 from lib.runs.run import Run
-from lib.units import format_difference
+from lib.units import count, format_difference
 
 # Differences below this many nats are rounding; no step is better because of them.
 _ROUNDING_NATS = 1e-5
@@ -259,7 +259,7 @@ def _untested(contrast: Contrast, outcomes: Outcomes, rule: VerdictRule, m: int)
         "p_smallest_sign_flip": smallest_p(n),
     }
     if n < rule.min_seeds:
-        reason = f"{n} seed{'s' * (n > 1)}; no verdict below {rule.min_seeds}"
+        reason = f"{count(n, 'seed')}; no verdict below {rule.min_seeds}"
         return verdict | {"reason": reason, "more_seeds": rule.min_seeds - n}
     if max(map(abs, differences)) < _ROUNDING_NATS:
         verdict |= {"rounding_only": True, "remarks": [_ROUNDING]}
@@ -291,7 +291,7 @@ def _unfairness(arms: Mapping[str, Sequence[SeedOutcome]]) -> str:
         return ", ".join(keys)
     for arm, runs in arms.items():
         counts = Counter(run.seed for run in runs)
-        if repeated := [str(seed) for seed, count in sorted(counts.items()) if count > 1]:
+        if repeated := [str(seed) for seed, times in sorted(counts.items()) if times > 1]:
             return f"seed {', '.join(repeated)} of {arm} is listed twice"
         results: dict[tuple[float, str], int] = {}
         for run in runs:
@@ -361,7 +361,7 @@ def _decide(
         if more is not None:
             # Rounded up to fives, because the prediction of many seeds is wide.
             more = more if more < 10 else 5 * math.ceil(more / 5)
-            verdict["reason"] = f"needs about {more} more seed{'s' * (more > 1)}"
+            verdict["reason"] = f"needs about {count(more, 'more seed')}"
     is_equal = word is VerdictWord.EQUIVALENT
     error = INTERVAL_ERROR * level.share
     verdict |= {

@@ -194,6 +194,9 @@ def test_a_file_that_was_deleted_is_seen_by_the_dates_of_the_runs(tmp_path):
     # A run of another study, which this one reuses, may be older.
     reused = {arm: [replace(run, reused=True) for run in each] for arm, each in runs.items()}
     assert not report(tmp_path, runs=reused)["notes"]
+    arm, (first, *_) = next(iter(runs.items()))
+    (note,) = report(tmp_path, runs=reused | {arm: [first, *reused[arm][1:]]})["notes"]
+    assert note.startswith("1 run started before")
 
 
 def test_a_look_that_was_deleted_is_seen_by_the_dates_of_its_runs(tmp_path):
