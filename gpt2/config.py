@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 from gpt2.attention.config import AttentionConfig
 from gpt2.attention.options import GroupedOptions
-from gpt2.data.options import DataOptions, vocab_size
+from gpt2.data.options import TOKENIZER_VOCAB, DataOptions
 from gpt2.mlp.options import MlpConfig
 from gpt2.model_config import ModelConfig
 from gpt2.shape import ModelShape
@@ -364,7 +364,7 @@ class Config:
                 problems.extend(error.problems)
                 return None
 
-        tokens = vocab_size(str(values["TOKENIZER"]))
+        tokens = TOKENIZER_VOCAB[str(values["TOKENIZER"])]
         shape = part(lambda: from_symbols(ModelShape, values, vocab_size=tokens))
         attention = part(lambda: AttentionConfig.from_values(values))
         mlp = part(lambda: MlpConfig.from_values(values))

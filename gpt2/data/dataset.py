@@ -6,7 +6,6 @@ tokenizer), ``seal`` covers the manifest. Its folder is named after a hash of th
 configuration selects.
 """
 
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -54,11 +53,6 @@ def select_corpus(config: DataOptions, build_dir: Path) -> Corpus:
     return OwnText.at(path, val_path, config.custom_format, config.custom_text_field)
 
 
-def data_folder(config: DataOptions, build_dir: Path) -> Path:
-    """Return DATA_DIR; a relative path is relative to ``build_dir``, ``~`` is the home folder."""
-    return build_dir / os.path.expanduser(config.data_dir)
-
-
 def dataset_folder(config: DataOptions, build_dir: Path, corpus: Corpus | None = None) -> Path:
     """Return ``DATA_DIR/<dataset>-<tokenizer>-<hash8>``, with a hash of all that affects content.
 
@@ -75,7 +69,7 @@ def dataset_folder(config: DataOptions, build_dir: Path, corpus: Corpus | None =
     if unit == "piece":
         identity["unit"] = unit
     hash8 = json_digest(identity)[:8]
-    return data_folder(config, build_dir) / f"{config.dataset}-{config.tokenizer}-{hash8}"
+    return config.folder(build_dir) / f"{config.dataset}-{config.tokenizer}-{hash8}"
 
 
 @dataclass(frozen=True, slots=True)

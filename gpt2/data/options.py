@@ -1,6 +1,8 @@
 """Data options: data set, tokenizer, folders, split, evaluation budget and loader."""
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from lib.config.field import kconfig_field
 
@@ -26,7 +28,6 @@ class DataOptions:
     dataset_tokens: int = kconfig_field("DATASET_TOKENS")
     # byte or gpt2
     tokenizer: str = kconfig_field("TOKENIZER")
-    # Relative to the build folder.
     data_dir: str = kconfig_field("DATA_DIR", identity=False)
     # Held-out share of the documents, selected by a hash of the text.
     val_fraction: float = kconfig_field("VAL_FRACTION", low=0.01, high=0.5)
@@ -50,7 +51,6 @@ class DataOptions:
         if self.stand_in and self.dataset in STREAMED_DATASETS:
             object.__setattr__(self, "dataset", "default")
 
-
-def vocab_size(tokenizer: str) -> int:
-    """Return the vocabulary size of ``tokenizer`` without loading it."""
-    return TOKENIZER_VOCAB[tokenizer]
+    def folder(self, build_dir: Path) -> Path:
+        """Return DATA_DIR; a relative path is relative to ``build_dir``, ``~`` is the home folder."""
+        return build_dir / os.path.expanduser(self.data_dir)

@@ -22,7 +22,7 @@ import numpy as np
 
 from gpt2.data import dataset, tokenizer
 from gpt2.data.hub import DocumentStream, HubCorpus
-from gpt2.data.options import DataOptions, vocab_size
+from gpt2.data.options import TOKENIZER_VOCAB, DataOptions
 from gpt2.data.own_files import OwnFiles, OwnText, TokenFiles, token_documents
 from gpt2.data.packages import GPT2_VOCABULARY, PackagedCorpus, download_wheels
 from gpt2.data.proof import prove_split
@@ -134,7 +134,7 @@ def _write(corpus: dataset.Corpus, config: DataOptions, folder: Path) -> dict[st
     """Write both splits into ``folder``, resuming from a checkpoint, and return the manifest."""
     path, unit = folder / _CHECKPOINT, corpus.unit(config.val_fraction)
     state = json.loads(path.read_bytes()) if path.exists() else None
-    vocabulary, has_text = vocab_size(config.tokenizer), not isinstance(corpus, TokenFiles)
+    vocabulary, has_text = TOKENIZER_VOCAB[config.tokenizer], not isinstance(corpus, TokenFiles)
     sides: dict[str, SplitWriter] = {}
     try:
         for name in ("train", "val"):
@@ -199,7 +199,7 @@ def _add(
 
 def _copy_tokens(corpus: TokenFiles, config: DataOptions, sides: Sides) -> None:
     progress = PreparationProgress(corpus.size_bytes(), "bytes of the source")
-    vocabulary = vocab_size(config.tokenizer)
+    vocabulary = TOKENIZER_VOCAB[config.tokenizer]
 
     def copied(writer: SplitWriter) -> Iterator[np.ndarray]:
         for tokens in corpus.tokens(writer.name, vocabulary):
@@ -296,7 +296,7 @@ def _manifest(
         "tokenizer": {
             "name": config.tokenizer,
             "digest": tokenizer.tokenizer_digest(config.tokenizer),
-            "vocab_size": vocab_size(config.tokenizer),
+            "vocab_size": TOKENIZER_VOCAB[config.tokenizer],
         },
         "sources": [*sources, *([vars(GPT2_VOCABULARY)] if config.tokenizer == "gpt2" else [])],
         "split": split,

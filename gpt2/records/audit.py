@@ -233,7 +233,7 @@ def _configuration(record: RunRecord, build_dir: Path, notes: list[str]) -> Iter
 
 def _documents(record: RunRecord, config: Config, build_dir: Path) -> Iterator[Check]:
     """Compare the per-document rows with the documents of the evaluation. Raises DataError."""
-    data_dir = dataset.data_folder(config.data, build_dir)
+    data_dir = config.data.folder(build_dir)
     split = _held_out(record.manifest.value(str, "data", "digest"), data_dir)
     vocabulary = tokenizer.load_tokenizer(config.data.tokenizer, data_dir)
     budget = config.data.eval_tokens, config.data.eval_documents

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gpt2.config import Config
 from gpt2.data import tokenizer
-from gpt2.data.dataset import data_folder, open_dataset
+from gpt2.data.dataset import open_dataset
 from gpt2.evaluate import EvaluationResult, Evaluator
 from gpt2.lora import store_base
 from gpt2.model import GPT
@@ -179,9 +179,7 @@ def open_session(
         **vars(state),
         run=records.run,
         dataset=dataset,
-        tokenizer=tokenizer.load_tokenizer(
-            config.data.tokenizer, data_folder(config.data, build_dir)
-        ),
+        tokenizer=tokenizer.load_tokenizer(config.data.tokenizer, config.data.folder(build_dir)),
         evaluate=Evaluator(config, dataset.val, device, group, records.evaluated),
         records=records,
         budget=TrainingBudget(config),

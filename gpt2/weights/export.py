@@ -18,7 +18,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from gpt2.attention.options import PartOptions
 from gpt2.config import Config
-from gpt2.data.dataset import data_folder
 from gpt2.data.tokenizer import (
     ByteTokenizer,
     Gpt2Tokenizer,
@@ -202,7 +201,7 @@ def _write_tokenizer(config: Config, folder: Path, build_dir: Path) -> None:
         write_json(folder / "tokenizer.json", _byte_tokenizer())
         settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}
     else:
-        data_dir = data_folder(config.data, build_dir)
+        data_dir = config.data.folder(build_dir)
         provide_vocabulary(config.data.tokenizer, data_dir)
         merges = read_merges(data_dir)
         vocabulary = vocabulary_strings(merges)

@@ -11,7 +11,6 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from gpt2.config import Config
-from gpt2.data.dataset import data_folder
 from lib.console import log
 from lib.errors import ConfigError, PreflightError, Problem
 from lib.files import regular_path, sha256_file
@@ -37,7 +36,7 @@ def weights_folder(config: Config, build_dir: Path) -> Path:
     """
     init = config.init
     if init.is_hub:
-        hub = data_folder(config.data, build_dir) / "downloads" / "hub"
+        hub = config.data.folder(build_dir) / "downloads" / "hub"
         return hub / init.name.replace("/", "--")
     if init.is_path:
         folder = build_dir / Path(init.name).expanduser()

@@ -7,7 +7,6 @@ import torch
 
 from gpt2.config import Config
 from gpt2.data import tokenizer
-from gpt2.data.dataset import data_folder
 from gpt2.data.tokenizer import Tokenizer
 from gpt2.model import GPT
 from gpt2.records.files import read_resolved_config
@@ -50,9 +49,7 @@ class Trained:
 def open_trained(run: RunDir, build_dir: Path) -> Trained:
     """Load a finished run, with its tokenizer. Raises ConfigError or PreflightError."""
     config = read_resolved_config(run, build_dir)
-    vocabulary = tokenizer.load_tokenizer(
-        config.data.tokenizer, data_folder(config.data, build_dir)
-    )
+    vocabulary = tokenizer.load_tokenizer(config.data.tokenizer, config.data.folder(build_dir))
     machine = machine_here(config.machine)
     torch.set_num_threads(machine.cpu_threads)
     return Trained(run, config, machine, load_run(run.path).to(machine.device), vocabulary)

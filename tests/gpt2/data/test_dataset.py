@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpt2.data import shards
-from gpt2.data.dataset import content_digest, data_folder, manifest_digest, open_dataset
+from gpt2.data.dataset import content_digest, manifest_digest, open_dataset
 from gpt2.data.prepare import prepare_dataset
 from gpt2.records.audit import _held_out
 from lib.errors import DataError
@@ -24,9 +24,9 @@ def folder(config, tmp_path):
 
 def test_the_data_folder_may_be_in_the_home_folder(config, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    shared = data_folder(config(data_dir="~/.cache/kablate"), tmp_path / "build")
+    shared = config(data_dir="~/.cache/kablate").folder(tmp_path / "build")
     assert shared == tmp_path / ".cache/kablate"
-    assert data_folder(config(), tmp_path / "build") == tmp_path / "build/data"
+    assert config().folder(tmp_path / "build") == tmp_path / "build/data"
 
 
 def test_a_flipped_byte_and_a_changed_manifest(folder, config, tmp_path, refused):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from gpt2.data.options import TOKENIZER_VOCAB, vocab_size
+from gpt2.data.options import TOKENIZER_VOCAB
 from gpt2.data.packages import GPT2_VOCABULARY
 from gpt2.data.prepare import prepare_dataset
 from gpt2.data.tokenizer import load_tokenizer, provide_vocabulary
@@ -47,7 +47,7 @@ def test_encode_and_decode_round_trip(name, downloads):
     ids = tokenizer.encode(MIXED)
     assert tokenizer.decode(ids) == MIXED and ids.dtype == np.uint16
     assert tokenizer.end_of_text not in ids
-    assert ids.max() < tokenizer.vocab_size == vocab_size(name)
+    assert ids.max() < tokenizer.vocab_size == TOKENIZER_VOCAB[name]
 
 
 def test_byte_ids_are_utf8(tmp_path):
