@@ -47,8 +47,7 @@ def load_initial_weights(
     elif config.init.is_run:
         source.require_recorded_weights(RunDir(folder))
     digests = {str(path.absolute()): sha256_file(path) for path in files}
-    native = source.is_native(folder)
-    missing = copy_weights(model, merged_tensors(folder), native=native)
+    missing = copy_weights(model, merged_tensors(folder))
     if config.model.adapters:
         missing = [name for name in missing if ".adapter." not in name]
     names = sorted({a or b for a, b in _PART.findall("\n".join(missing))})
@@ -62,41 +61,38 @@ def load_initial_weights(
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return the weights of a folder by native name, in the layout of the folder; perhaps a head."""
+    """Return the weights of a folder by native name, in the native layout; perhaps a head."""
     _, *paths = source.weight_files(folder)
     tensors: dict[str, Tensor] = {}
     for path in paths:
         with source.opened_weights(path, "pt") as opened:
             names = {key: hf.native_name(key) for key in opened.keys()}  # noqa: SIM118
             tensors |= {name: opened.get_tensor(key) for key, name in names.items() if name}
-    return tensors
+    if source.is_native(folder):
+        return tensors
+    return {name: hf.convert_layout(name, tensor) for name, tensor in tensors.items()}
 
 
 def merged_tensors(folder: Path) -> dict[str, Tensor]:
     """Return ``read_tensors`` of a folder; of a run with adapters, with these merged."""
     tensors = read_tensors(folder)
-    if (folder / source.CONFIG_FILE).exists() or not source.is_native(folder):
+    if (folder / source.CONFIG_FILE).exists():
         return tensors
     options = read_resolved_config(source.run_of(folder)).model
-    if not options.adapters:
-        return tensors
-    return merged_weights(model_of(options, tensors, native=True)[0])
+    return merged_weights(model_of(options, tensors)[0]) if options.adapters else tensors
 
 
-def model_of(
-    options: ModelConfig, tensors: Mapping[str, Tensor], *, native: bool
-) -> tuple[GPT, list[str]]:
+def model_of(options: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[GPT, list[str]]:
     """Return a model with ``tensors``, and the parameters not in them; raises as ``copy_weights``."""
     model = GPT(options)
     store_base(model, options.adapters)
-    return model, copy_weights(model, tensors, native=native)
+    return model, copy_weights(model, tensors)
 
 
 @torch.no_grad()
-def copy_weights(model: GPT, tensors: Mapping[str, Tensor], *, native: bool = False) -> list[str]:
-    """Copy ``tensors`` into ``model``; return the parameters not in them.
+def copy_weights(model: GPT, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Copy ``tensors`` into ``model``; return the parameters not in them. Padding rows become zero.
 
-    The matrices have transformers' layout unless ``native``. Padding rows become zero.
     Raises ConfigError if there are non-zero biases and the model has none, PreflightError if the head
     differs from that of a model that ties it or a tensor has another shape; ``model`` is then unchanged.
     """
@@ -116,7 +112,6 @@ def copy_weights(model: GPT, tensors: Mapping[str, Tensor], *, native: bool = Fa
     pairs = []
     for name in parameters.keys() & tensors.keys():
         value, rows = tensors[name], parameters[name].data
-        value = value if native else hf.convert_layout(name, value)
         if name in hf.PER_TOKEN:
             value, rows = value[:vocab_size], rows[:vocab_size]
         if rows.shape != value.shape:

@@ -12,7 +12,7 @@ from gpt2.model import GPT
 from gpt2.records.files import read_resolved_config
 from gpt2.weights.convert import model_of, read_tensors
 from gpt2.weights.match import weight_mismatches
-from gpt2.weights.source import CONFIG_FILE, is_native
+from gpt2.weights.source import CONFIG_FILE
 from lib.console import log
 from lib.env.options import MachineConfig
 from lib.errors import ConfigError, PreflightError, Problem
@@ -28,8 +28,8 @@ def load_run(path: str | Path) -> GPT:
         raise ConfigError(*problems)
     # An export has merged weights.
     options = replace(config.model, adapters=()) if is_export else config.model
-    model, missing = model_of(options, read_tensors(folder), native=is_native(folder))
-    if missing and not is_export:
+    model, missing = model_of(options, read_tensors(folder))
+    if missing:
         what = f"tensors do not match the configuration in the same folder: no {missing[0]}"
         raise PreflightError(Problem(what, str(folder), code="weights.shape-mismatch"))
     return model.eval()
@@ -39,7 +39,6 @@ def load_run(path: str | Path) -> GPT:
 class Trained:
     """A finished run; the model is in eval mode on the device of ``machine``."""
 
-    run: RunDir
     config: Config
     machine: MachineConfig
     model: GPT
@@ -52,7 +51,7 @@ def open_trained(run: RunDir, build_dir: Path) -> Trained:
     vocabulary = tokenizer.load_tokenizer(config.data.tokenizer, config.data.folder(build_dir))
     machine = machine_here(config.machine)
     torch.set_num_threads(machine.cpu_threads)
-    return Trained(run, config, machine, load_run(run.path).to(machine.device), vocabulary)
+    return Trained(config, machine, load_run(run.path).to(machine.device), vocabulary)
 
 
 def machine_here(machine: MachineConfig) -> MachineConfig:

@@ -252,6 +252,19 @@ def test_weights_of_another_model_are_refused(configure, run, tmp_path):
     assert missing.value.codes == ["run.damaged"]
 
 
+def test_an_export_without_one_of_its_tensors_is_refused(configure, tmp_path):
+    export(
+        write_finished(configure(NORM_RMSNORM=True), tmp_path / "run"), tmp_path / "out", tmp_path
+    )
+    path = tmp_path / "out" / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    del tensors["transformer.h.1.ln_2.weight"]
+    safetensors.torch.save_file(tensors, path)
+    with pytest.raises(PreflightError, match="no h.1.ln_2.weight") as caught:
+        load_run(tmp_path / "out")
+    assert caught.value.codes == ["weights.shape-mismatch"]
+
+
 @pytest.mark.slow
 def test_a_model_that_transformers_lacks_has_its_code(exported, configure, tmp_path):
     name, folder = exported.name, exported.folder
