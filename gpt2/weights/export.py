@@ -19,9 +19,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from gpt2.attention.options import PartOptions
 from gpt2.config import Config
 from gpt2.data.tokenizer import (
-    ByteTokenizer,
-    Gpt2Tokenizer,
     byte_spelling,
+    end_of_text,
     provide_vocabulary,
     read_merges,
     vocabulary_strings,
@@ -50,7 +49,6 @@ from lib.runs.run_dir import RunDir
 
 # Module of the exported code that transformers loads.
 _MODELING = "modeling_kablate"
-_END_OF_TEXT = {"byte": ByteTokenizer.end_of_text, "gpt2": Gpt2Tokenizer.end_of_text}
 _END = "<|endoftext|>"
 # Largest difference of fp64 logits from those of transformers, as a fraction of the largest logit.
 _LOGITS_TOLERANCE = 1e-9
@@ -73,30 +71,27 @@ def export(run: RunDir, target: Path, build_dir: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary.mkdir()
     try:
+        weights, end = merged_tensors(run.path), end_of_text(config.data.tokenizer)
         if unsupported := unsupported_components(config.model):
             text = f"not supported by transformers' GPT-2: {', '.join(unsupported)}; "
             log("EXPORT", f"{text}adding the model's code, for trust_remote_code=True")
-            _write_own(config, run, temporary)
+            settings, tensors = _own_model(_any_device(config.model), weights, end, temporary)
         else:
-            _write_hf(config, run, temporary)
+            settings = config_json(config.model, end)
+            tensors = to_hf(weights, settings)
+            _require_same_model(config.model, weights, settings, tensors)
+        # transformers requires the format in the metadata of the file.
+        content = safetensors.torch.save(tensors, metadata={"format": "pt"})
+        write_atomic(temporary / WEIGHTS_FILE, content)
+        write_json(temporary / CONFIG_FILE, settings)
         _write_tokenizer(config, temporary, build_dir)
         write_atomic(temporary / "README.md", _card(config, run, own_code=bool(unsupported)))
-        shutil.copyfile(run.resolved_config, temporary / run.resolved_config.name)
+        write_atomic(temporary / run.resolved_config.name, run.resolved_config.read_bytes())
         for path in temporary.iterdir():
             path.chmod(0o644)
         _put(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _write_hf(config: Config, run: RunDir, folder: Path) -> None:
-    hf_config = config_json(config.model, _END_OF_TEXT[config.data.tokenizer])
-    weights = merged_tensors(run.path)
-    tensors = to_hf(weights, hf_config)
-    _require_same_model(config.model, weights, hf_config, tensors)
-    # transformers requires the format in the metadata of the file.
-    write_atomic(folder / WEIGHTS_FILE, safetensors.torch.save(tensors, metadata={"format": "pt"}))
-    write_json(folder / CONFIG_FILE, hf_config)
 
 
 @torch.no_grad()
@@ -133,14 +128,14 @@ def _require_same_model(
         raise ConfigError(Problem(what, next=advice, code="export.other-model"))
 
 
-def _write_own(config: Config, run: RunDir, folder: Path) -> None:
-    """Write native weights without the padding of the vocabulary, the code and the options."""
-    model, end = _any_device(config.model), _END_OF_TEXT[config.data.tokenizer]
-    tensors = merged_tensors(run.path)
-    for name in tensors.keys() & {*PER_TOKEN}:
-        tensors[name] = tensors[name][: model.shape.vocab_size].contiguous()
-    tensors = {PREFIX + name: tensor for name, tensor in tensors.items()}
-    write_atomic(folder / WEIGHTS_FILE, safetensors.torch.save(tensors, metadata={"format": "pt"}))
+def _own_model(
+    model: ModelConfig, weights: dict[str, Tensor], end: int, folder: Path
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Write the code; return the options and the weights without the padding of the vocabulary."""
+    for name, text in model_code(model).items():
+        write_atomic(folder / name, text)
+    for name in weights.keys() & {*PER_TOKEN}:
+        weights[name] = weights[name][: model.shape.vocab_size].contiguous()
     settings = {
         "architectures": [modeling.KablateForCausalLM.__name__],
         "auto_map": {
@@ -155,9 +150,7 @@ def _write_own(config: Config, run: RunDir, folder: Path) -> None:
         "pad_token_id": end,
         "dtype": "float32",
     }
-    write_json(folder / CONFIG_FILE, settings)
-    for name, text in model_code(model).items():
-        write_atomic(folder / name, text)
+    return settings, {PREFIX + name: tensor for name, tensor in weights.items()}
 
 
 def model_code(model: ModelConfig) -> dict[str, str]:
@@ -213,7 +206,7 @@ def _write_tokenizer(config: Config, folder: Path, build_dir: Path) -> None:
 
 def _byte_tokenizer() -> dict[str, Any]:
     """Return tokenizer.json: byte-level BPE with the 256 bytes as its vocabulary, and no merges."""
-    end = {"id": ByteTokenizer.end_of_text, "content": _END, "special": True, "normalized": False}
+    end = {"id": end_of_text("byte"), "content": _END, "special": True, "normalized": False}
     spaces = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     return {
@@ -275,9 +268,6 @@ model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})
 
 def _put(temporary: Path, target: Path) -> None:
     """Rename ``temporary`` to ``target`` unless ``target`` has the same content already."""
-    for path in temporary.iterdir():
-        # Despite its name, fsync_directory also flushes the content of a file to disk.
-        fsync_directory(path)
     if target.is_dir() and _digests(target) == _digests(temporary):
         log("EXPORT", f"{target} is up to date")
         return
