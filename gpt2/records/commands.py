@@ -1,20 +1,24 @@
 """The commands that show what the runs of a study have given: report, verdicts, figures, claims."""
 
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
+from gpt2.records.compare import words
 from gpt2.records.named import report_named
-from gpt2.running import results
+from gpt2.running.results import StudyResults, read_results, write_results
 from gpt2.study.arguments import asked_plan, asked_tables
-from gpt2.study.document import study_document_of
 from gpt2.study.plan import table_plan
 from lib.console import log
 from lib.errors import ConfigError, Problem
 from lib.files import pretty_json, write_atomic
 from lib.report import claims
+from lib.report.columns import to_json, verdicts_to_terminal
 from lib.report.figures import FIGURES_FOLDER, write_figures
+from lib.report.page import REPORT_FILE
 from lib.report.plots import study_figures, study_series
 from lib.report.render import json_document
+from lib.report.text import verdicts_exit_code
 
 _CLAIM_FILES = {"claims.tex": claims.claims_to_latex, "claims.md": claims.claims_to_markdown}
 
@@ -30,9 +34,7 @@ def report(options: Namespace) -> str:
     """
     if options.run:
         return report_named(options)
-    plan, whole, selected = asked_tables(options)
-    labels = options.label_by.replace(",", " ").split()
-    return results.report(plan, whole, selected=selected, json=options.json, label_by=labels)
+    return _published(options, words(options.label_by)).text(json=options.json)
 
 
 def verdicts(options: Namespace) -> tuple[int, str]:
@@ -45,9 +47,28 @@ def verdicts(options: Namespace) -> tuple[int, str]:
     beside the runs. Exit codes: 0 whatever the words are, 1 a seed diverged, 2 no run has a result, 4
     runs are not comparable or the A/A step failed, 5 with --strict: a comparison is INCONCLUSIVE.
     """
+    results = _published(options)
+    document, plan = results.document, results.plan
+    log("REPORT", str(plan.folder / REPORT_FILE))
+    # The files are written, so that no word of other runs is left.
+    if not any(run["state"] == "done" or run["diverged"] for run in document["runs"]):
+        advice = "type: make, to train the runs, or make status, to see their states"
+        raise ConfigError(Problem("no run has a result", plan.study, advice, code="run.not-found"))
+    # Such as a damaged run, whose seed then has no result.
+    for note in document["notes"]:
+        log("NOTE", note)
+    text = to_json(document) if options.json else verdicts_to_terminal(document)
+    return verdicts_exit_code(document, strict=options.strict), text
+
+
+def _published(options: Namespace, label_by: Sequence[str] = ()) -> StudyResults:
+    """Write table and report of all runs of the study. Return the results to show."""
     plan, whole, selected = asked_tables(options)
-    form = {"json": options.json, "strict": options.strict}
-    return results.verdicts(plan, whole, selected=selected, **form)
+    # Seeds that are only in the folder are no declaration of a look.
+    declares = {run.seed for run in plan.runs} >= {run.seed for run in whole.runs}
+    results = write_results(whole, label_by, looks=declares and not label_by)
+    results.publish()
+    return results.of(plan) if selected else results
 
 
 def figures(options: Namespace) -> str:
@@ -64,8 +85,8 @@ def figures(options: Namespace) -> str:
     shown = (plan if selected else whole).only(options.runs)
     # A selection does not replace the figures of all runs.
     folder = FIGURES_FOLDER + "-selection" * bool(selected or options.runs)
-    study = results.judged_study(whole).of_runs({run.path for run in shown.runs})
-    drawn = study_figures(study_document_of(shown, study), study_series(study))
+    results = read_results(whole).of(shown)
+    drawn = study_figures(results.document, study_series(results.study))
     if not drawn:
         raise ConfigError(Problem("no run has a result", next="type: make", code="run.not-found"))
     paths = write_figures(drawn, shown.folder / folder)
@@ -87,9 +108,7 @@ def check_claims(options: Namespace) -> tuple[int, str]:
     if options.seed is None:
         options.seeds = options.seeds or content.get("seeds", "")
     plan = asked_plan(options)
-    shown = {run.path for run in plan.runs}
-    judged = results.judged_study(table_plan(plan)).of_runs(shown)
-    checked = claims.check_claims(content, study_document_of(plan, judged))
+    checked = claims.check_claims(content, read_results(table_plan(plan)).of(plan).document)
     if any(claim["problems"] for claim in checked):
         log("SKIP", f"{' and '.join(_CLAIM_FILES)}: not every claim holds")
     else:

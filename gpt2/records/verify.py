@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.records.compare import chosen_runs, declared_axes, names_of, whole_study
-from gpt2.running import results
+from gpt2.running.results import judged_document
 from gpt2.study.arguments import asked_plan, selects_runs
-from gpt2.study.document import study_document_of
 from gpt2.study.plan import table_plan
 from lib import console
 from lib.errors import EXIT_DONE, EXIT_NOT_COMPARABLE
@@ -475,8 +474,7 @@ def verify_results(options: Namespace) -> int:
     axes = declared_axes(study, records, options.axis)
     paths = {record.run.path.resolve() for record in records}
     names = {run.path.name for run in table.runs if run.path.resolve() in paths}
-    document = study_document_of(table, results.judged_study(table))
-    words = word_rows(document, names, plan.folder) if names else ()
+    words = word_rows(judged_document(table), names, plan.folder) if names else ()
     min_seeds = plan.base.repro.finalist_min_seeds
     checklist = verify(records, axes, ask, options.source, min_seeds, words)
     console.show(checklist_to_json(checklist) if options.json else checklist_to_markdown(checklist))

@@ -12,19 +12,11 @@ from gpt2.running.studies_index import write_index
 from gpt2.study.document import study_document_of
 from gpt2.study.plan import Plan, declared_verdicts
 from lib.console import is_verbose, log, terminal_columns
-from lib.errors import ConfigError, Problem
-from lib.report.columns import (
-    to_json,
-    to_markdown,
-    to_terminal,
-    training_text,
-    verdicts_to_terminal,
-    write_tables,
-)
+from lib.report.columns import to_json, to_markdown, to_terminal, training_text, write_tables
 from lib.report.page import REPORT_FILE, write_report
 from lib.report.plots import study_series
 from lib.report.study import JudgedStudy, read_study
-from lib.report.text import Document, verdicts_exit_code
+from lib.report.text import Document
 
 
 @dataclass(frozen=True)
@@ -37,6 +29,10 @@ class StudyResults:
     @cached_property
     def document(self) -> Document:
         return study_document_of(self.plan, self.study)
+
+    def of(self, plan: Plan) -> "StudyResults":
+        """Return the part with the runs of ``plan``, judged among all."""
+        return StudyResults(plan, self.study.of_runs({run.path for run in plan.runs}))
 
     def publish(self) -> None:
         """Write report and index."""
@@ -68,7 +64,7 @@ def results_text(document: Document, study: JudgedStudy, folder: Path) -> str:
 
 def write_results(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = True) -> StudyResults:
     """Return the results of all runs of the study; write document and tables."""
-    results = StudyResults(plan, judged_study(plan, label_by, looks=looks))
+    results = read_results(plan, label_by, looks=looks)
     if others := other_configurations(plan):
         results.document["sections"].append(asdict(others))
     plan.folder.mkdir(parents=True, exist_ok=True)
@@ -77,59 +73,16 @@ def write_results(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = Tru
     return results
 
 
-def judged_study(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = False) -> JudgedStudy:
+def read_results(plan: Plan, label_by: Sequence[str] = (), *, looks: bool = False) -> StudyResults:
     """Return the plan's runs, read and judged.
 
     Without ``looks``, the verdicts are those at the looks declared so far.
     """
     declared = replace(declared_verdicts(plan), exploratory=not looks)
-    return read_study(plan.study, plan.runs, declared, label_by, Gpt2Backend(plan).drift)
+    is_stale = Gpt2Backend(plan).drift
+    return StudyResults(plan, read_study(plan.study, plan.runs, declared, label_by, is_stale))
 
 
 def judged_document(plan: Plan) -> Document:
     """Return the document of the plan's runs at the looks declared so far; writes nothing."""
-    return study_document_of(plan, judged_study(plan))
-
-
-def report(
-    plan: Plan, whole: Plan, *, selected: bool, json: bool = False, label_by: Sequence[str] = ()
-) -> str:
-    """Write table and report of the runs of ``whole``. Return the table as text.
-
-    If ``selected``, the text is the table of ``plan``, a part of ``whole``. Runs that differ in a
-    field of ``label_by`` get separate rows. Raises ConfigError if a field is unknown.
-    """
-    return _published(plan, whole, selected, label_by).text(json=json)
-
-
-def verdicts(
-    plan: Plan, whole: Plan, *, selected: bool, json: bool = False, strict: bool = False
-) -> tuple[int, str]:
-    """Write result table and report of ``whole``. Return the exit code and the text of the verdicts.
-
-    If ``selected``, these are the verdicts on ``plan``, a part of ``whole``. Raises ConfigError if
-    none of its runs has a result; the files are written, so that no word of other runs is left.
-    """
-    document = _published(plan, whole, selected).document
-    log("REPORT", str(plan.folder / REPORT_FILE))
-    if not any(run["state"] == "done" or run["diverged"] for run in document["runs"]):
-        advice = "type: make, to train the runs, or make status, to see their states"
-        raise ConfigError(Problem("no run has a result", plan.study, advice, code="run.not-found"))
-    # Such as a damaged run, whose seed then has no result.
-    for note in document["notes"]:
-        log("NOTE", note)
-    text = to_json(document) if json else verdicts_to_terminal(document)
-    return verdicts_exit_code(document, strict=strict), text
-
-
-def _published(
-    plan: Plan, whole: Plan, selected: bool, label_by: Sequence[str] = ()
-) -> StudyResults:
-    """Write all files of ``whole``. Return the results to show."""
-    # Seeds that are only in the folder are no declaration of a look.
-    declares = {run.seed for run in plan.runs} >= {run.seed for run in whole.runs}
-    results = write_results(whole, label_by, looks=declares and not label_by)
-    results.publish()
-    if not selected:
-        return results
-    return StudyResults(plan, results.study.of_runs({run.path for run in plan.runs}))
+    return read_results(plan).document

@@ -8,9 +8,10 @@ from statistics import fmean
 
 import pytest
 
-from gpt2.running import results
+from gpt2.records import commands
+from gpt2.running.results import judged_document
 from gpt2.study.arguments import asked_tables
-from gpt2.study.plan import Plan, config_layers, make_plan, table_plan
+from gpt2.study.plan import Plan, config_layers, make_plan
 from lib.config.dotconfig import defconfig_layers
 from lib.config.field import SymbolValue
 from lib.errors import ConfigError
@@ -31,11 +32,11 @@ from tests.run_command import run_command
 def planned(tmp_path) -> Callable[..., Plan]:
     """Return a factory of the plan of three steps and three seeds with these settings."""
 
-    def make(seeds: str = "1-3", steps: str = "", **settings: SymbolValue) -> Plan:
+    def make(**settings: SymbolValue) -> Plan:
         settings = {"DEVICE_CPU": True, "RA_MLA_ABLATION_STEPS": "0,1,2", **settings}
         layers = defconfig_layers(ROOT, "gpt2-ratio-small")
         write_build(tmp_path, {"VERDICT_AA": False, **settings}, *layers)
-        return make_plan(config_layers(tmp_path), tmp_path, seeds=seeds, steps=steps)
+        return make_plan(config_layers(tmp_path), tmp_path, seeds="1-3")
 
     return make
 
@@ -49,9 +50,9 @@ def train(plan: Plan, offset: float) -> None:
         write_planned(run, 20, 5, symbols=run.config.values, manifest=own, offset=shift)
 
 
-def judged(plan: Plan) -> tuple[int, str]:
+def judged(plan: Plan, selection: str = "--seeds=1-3") -> tuple[int, str]:
     """Return exit code and text of ``make verdicts``, which writes table and report."""
-    return results.verdicts(plan, table_plan(plan), selected=False)
+    return commands.verdicts(options("verdicts", "-O", str(plan.build_dir), selection))
 
 
 def texts(plan: Plan) -> dict[str, str]:
@@ -80,7 +81,7 @@ def test_another_configuration_has_no_word_of_the_runs_beside_it(planned, tmp_pa
     assert words(other) <= {None}
     claim = {"name": "it", "text": "it helps", "verdict": "BETTER"}
     for plan, holds in ((first, True), (other, False)):
-        document = results.judged_document(plan)
+        document = judged_document(plan)
         entry = {**claim, "contrast": document["verdicts"][0]["name"]}
         content = {"claims": [entry], "path": tmp_path / "claims.toml"}
         (checked,) = check_claims(content, document)
@@ -109,13 +110,14 @@ def test_a_selection_shows_the_words_of_the_whole_study_and_changes_no_file(plan
     for name in ("ra-s99999999999999999999-12345678", "ra-s7-12345678", "x-s-"):
         (whole.folder / name).mkdir()
     for words_, seeds in ((), False), (("--seeds=1-3",), True):
-        plan, table, selected = asked_tables(options("report", "-O", str(tmp_path), *words_))
+        asked = options("report", "-O", str(tmp_path), *words_)
+        _, table, selected = asked_tables(asked)
         assert {run.seed for run in table.runs} == {1, 2, 3} and not selected
-        results.report(plan, table, selected=selected)
+        commands.report(asked)
         assert (whole.folder / "verdicts.json").exists() == seeds
     before = texts(whole)
-    for part in (planned(seeds="1"), planned(steps="0,1")):
-        _, text = results.verdicts(part, table_plan(part), selected=True)
+    for part in ("--seeds=1", "--steps=0,1"):
+        _, text = judged(whole, part)
         assert re.search(r" 3 +[\d.e-]+ +BETTER$", text, re.MULTILINE)
         assert texts(whole) == before
     # The word of a step that is not selected is not shown.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpt2.records.files import write_resolved_config
-from gpt2.running.results import judged_document, report, write_results
+from gpt2.running.results import judged_document, write_results
 from gpt2.running.studies_index import write_index
 from gpt2.study.plan import Plan, config_layers, make_plan
 from lib.config.dotconfig import ConfigWorkspace, explicit_settings
@@ -51,7 +51,7 @@ def finished(tmp_path_factory) -> Path:
     build = tmp_path_factory.mktemp("build")
     for settings in (OTHER, FIRST):
         plan = trained(build, settings)
-        report(plan, plan, selected=False)
+        write_results(plan).publish()
     return build
 
 

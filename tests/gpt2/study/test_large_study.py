@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.running.results import judged_study
+from gpt2.running.results import judged_document
 from gpt2.study.plan import config_layers, make_plan, table_plan
 from gpt2.study.view import look
 from lib import json_files
@@ -72,7 +72,7 @@ def test_each_file_of_a_run_is_read_once_and_runs_are_listed_together(build, rea
     part = make_plan(layers, build, steps="0,1", seeds="1")
     assert {run.path for run in table_plan(part).runs} == {run.path for run in plan.runs}
     reads.clear()
-    judged_study(part)
+    judged_document(part)
     of_runs = {path: count for path, count in reads.items() if path.parent.parent == plan.folder}
     assert {path.name for path in of_runs} >= {"status.json", "manifest.json", "summary.json"}
     assert set(of_runs.values()) == {1}
