@@ -5,7 +5,6 @@ Does not import torch.
 
 import contextlib
 import dataclasses
-import sys
 from argparse import Namespace
 from collections.abc import Sequence, Set
 from glob import glob
@@ -17,20 +16,16 @@ from gpt2.config import Config
 from gpt2.records.files import find_finished, read_resolved_config
 from gpt2.study.arguments import RunLookup, asked_lookup
 from gpt2.study.plan import Plan, config_layers, make_plan, with_runs
-from lib import console
 from lib.console import log
 from lib.errors import ConfigError, Problem
 from lib.optim.options import OPTIMIZERS
 from lib.pruning.options import PRUNERS
 from lib.report.compare import (
-    CONTINUATION,
-    EXIT_CODES,
     NOT_COMPARABLE,
     Comparison,
     check_fields,
     compare_runs,
-    comparison_to_json,
-    comparison_to_text,
+    comparison_shown,
 )
 from lib.runs.record import RunRecord
 from lib.runs.run import RunVariant
@@ -199,6 +194,4 @@ def compare_asked(options: Namespace) -> tuple[int, str]:
     """
     o = options
     result = compare(o.a, o.b, o.build_dir, o.axis, o.label_by, asked_lookup(o))
-    columns = None if o.json else console.terminal_columns(sys.stdout)
-    text = comparison_to_json(result) if o.json else comparison_to_text(result)
-    return EXIT_CODES[result["verdict"]], console.folded(text, columns, CONTINUATION)
+    return comparison_shown(result, o.json)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from argparse import Namespace
 from dataclasses import replace
 
@@ -16,16 +15,14 @@ from gpt2.running import reproduce as reproduction
 from gpt2.running.continued import continue_half_trained
 from gpt2.running.prolong import plan_prolonged, with_other_forks
 from gpt2.study.arguments import asked_layers, asked_plan, run_options, settings_layers
-from gpt2.study.plan import config_layers, table_plan
+from gpt2.study.plan import table_plan
 from gpt2.study.power import confirm_power
 from gpt2.study.resolve import resolve_config
-from lib import console
 from lib.config.tree import KconfigTree
 from lib.console import log
 from lib.env.machine import worker_environment
 from lib.errors import EXIT_DONE, EXIT_PREFLIGHT, ConfigError, Problem
 from lib.make_variables import require_value
-from lib.report.compare import CONTINUATION
 from lib.report.render import json_document
 
 
@@ -124,15 +121,11 @@ def reproduce(options: Namespace) -> tuple[int, str]:
     """
     o = options
     if o.twice:
-        code, text = reproduction.train_twice(o.build_dir, o.run, o.defconfig, o.steps, json=o.json)
-    elif o.defconfig or o.steps:
+        return reproduction.train_twice(o.build_dir, o.run, o.defconfig, o.steps, json=o.json)
+    if o.defconfig or o.steps:
         what, where = "requires TWICE=1", "DEFCONFIG, STEPS"
         raise ConfigError(Problem(what, where, code="usage.missing-argument"))
-    else:
-        form = {"force": o.force, "json": o.json}
-        code, text = reproduction.reproduce(o.run, o.build_dir, o.data, **form)
-    columns = None if o.json else console.terminal_columns(sys.stdout)
-    return code, console.folded(text, columns, CONTINUATION)
+    return reproduction.reproduce(o.run, o.build_dir, o.data, force=o.force, json=o.json)
 
 
 def preflight(options: Namespace) -> tuple[int, str]:
@@ -166,8 +159,7 @@ def data(options: Namespace) -> str:
     missing, damaged or cannot be prepared; 130 interrupted (the next call resumes a large data set).
     """
     tree = KconfigTree()
-    layers = [*config_layers(options.build_dir), *settings_layers(options)]
-    config = resolve_config(tree, with_one_sequence(tree, layers)).data
+    config = resolve_config(tree, with_one_sequence(tree, asked_layers(options))).data
     if options.verify:
         folder = dataset_folder(config, options.build_dir)
         dataset = open_dataset(config, options.build_dir)

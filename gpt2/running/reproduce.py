@@ -25,12 +25,10 @@ from lib.files import sha256_file
 from lib.project import ROOT
 from lib.report.compare import (
     DIVERGED,
-    EXIT_CODES,
     NOT_COMPARABLE,
     Comparison,
     compare_expected_equal,
-    comparison_to_json,
-    comparison_to_text,
+    comparison_shown,
     new_comparison,
 )
 from lib.report.run_facts import observed_differences, observed_facts
@@ -61,7 +59,7 @@ def reproduce(
     original = RunRecord(run)
     config, reasons = _configuration(original, build_dir)
     if config is None:
-        return _formatted(new_comparison(run, "here", NOT_COMPARABLE, reasons=reasons), json)
+        return comparison_shown(new_comparison(run, "here", NOT_COMPARABLE, reasons=reasons), json)
     config = with_data(config, data, build_dir)
     plan = scratch_plan(config, [run.path.name], build_dir / FOLDER, build_dir)
     reasons += _environment_differences(plan, original)
@@ -74,7 +72,7 @@ def reproduce(
     if reasons and not force:
         if any(reason.startswith("code: ") for reason in reasons):
             reasons.append(_recovery_advice(run, data, original.code))
-        return _formatted(new_comparison(run, "here", NOT_COMPARABLE, reasons=reasons), json)
+        return comparison_shown(new_comparison(run, "here", NOT_COMPARABLE, reasons=reasons), json)
     for reason in reasons:
         log("WARN", f"ignored by --force: {reason}")
     settings = original.settings
@@ -82,7 +80,7 @@ def reproduce(
     if exit_code := train_scratch(plan, settings, anew=force):
         return exit_code, ""
     repeated = RunRecord(RunDir(plan.runs[0].path))
-    return _formatted(_verdict(original, repeated, reasons), json)
+    return comparison_shown(_verdict(original, repeated, reasons), json)
 
 
 def train_twice(
@@ -107,8 +105,7 @@ def train_twice(
     if exit_code := train_scratch(plan):
         return exit_code, ""
     first, second = (RunRecord(RunDir(run.path)) for run in plan.runs)
-    comparison = compare_expected_equal(first, second, _nondeterminism(first))
-    return _formatted(comparison, json)
+    return comparison_shown(compare_expected_equal(first, second, _nondeterminism(first)), json)
 
 
 def _configuration(record: RunRecord, build_dir: Path) -> tuple[Config | None, list[str]]:
@@ -179,11 +176,6 @@ def _recovery_advice(run: RunDir, data: str, code: CodeRecord) -> str:
     commands.append(["make", "-C", tree, "reproduce", f"RUN={run.path}"])
     commands[-1] += [f"DATA={Path(data).absolute()}"] if data else []
     return f"to restore the code, {warning}type: {' && '.join(map(shlex.join, commands))}"
-
-
-def _formatted(comparison: Comparison, json: bool) -> tuple[int, str]:
-    text = comparison_to_json(comparison) if json else comparison_to_text(comparison)
-    return EXIT_CODES[comparison["verdict"]], text
 
 
 def unobserved(values: Mapping[str, SymbolValue]) -> dict[str, SymbolValue]:

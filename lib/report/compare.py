@@ -5,6 +5,7 @@ The spread of losses over documents does not estimate that over seeds: no p is c
 """
 
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import safetensors
 
+from lib.console import folded, terminal_columns
 from lib.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_COMPARABLE, ConfigError, Problem, visible
 from lib.files import sha256_file
 from lib.report.render import json_document
@@ -145,7 +147,7 @@ DIVERGED = "DIVERGED"
 NOT_COMPARABLE = "NOT COMPARABLE"
 # Two runs that differ only in the declared fields.
 COMPARED = "COMPARED"
-EXIT_CODES = {
+_EXIT_CODES = {
     BITWISE: EXIT_DONE,
     COMPARED: EXIT_DONE,
     DIVERGED: EXIT_FAILED,
@@ -207,7 +209,16 @@ def compare_expected_equal(a: RunRecord, b: RunRecord, labels: Sequence[str] = (
 
 
 # Indent of a folded line of the text, below the values.
-CONTINUATION = " " * 13
+_CONTINUATION = " " * 13
+
+
+def comparison_shown(comparison: Comparison, json: bool) -> tuple[int, str]:
+    """Return the exit code of a comparison, and its JSON document, or its text folded to the terminal."""
+    exit_code = _EXIT_CODES[comparison["verdict"]]
+    if json:
+        return exit_code, json_document(SCHEMA_VERSION, {**comparison, "exit_code": exit_code})
+    columns = terminal_columns(sys.stdout)
+    return exit_code, folded(comparison_to_text(comparison), columns, _CONTINUATION)
 
 
 def comparison_to_text(comparison: Comparison) -> str:
@@ -230,12 +241,6 @@ def comparison_to_text(comparison: Comparison) -> str:
     elif comparison["verdict"] == COMPARED:
         lines.append("  losses     not comparable: evaluated on different documents")
     return "".join(f"{visible(line)}\n" for line in lines)
-
-
-def comparison_to_json(comparison: Comparison) -> str:
-    """Return the comparison and its exit code as one JSON document with sorted keys."""
-    exit_code = EXIT_CODES[comparison["verdict"]]
-    return json_document(SCHEMA_VERSION, {**comparison, "exit_code": exit_code})
 
 
 def check_fields(

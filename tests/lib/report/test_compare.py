@@ -6,10 +6,9 @@ import pytest
 
 from lib.errors import ConfigError
 from lib.report.compare import (
-    EXIT_CODES,
     compare_bitwise,
     compare_runs,
-    comparison_to_json,
+    comparison_shown,
     comparison_to_text,
     new_comparison,
 )
@@ -135,9 +134,9 @@ def judged(tmp_path):
 def test_runs_may_differ_in_what_is_declared(judged, other, axis, labels, verdict, fields):
     found = judged(axis, labels, **other)
     assert found["verdict"] == verdict
-    assert EXIT_CODES[verdict] == {"DIVERGED": 1, "NOT COMPARABLE": 4}.get(verdict, 0)
+    code, shown = comparison_shown(found, json=False)
+    assert code == {"DIVERGED": 1, "NOT COMPARABLE": 4}.get(verdict, 0)
     assert (found["reasons"], found["axis"], found["labels"]) == fields
-    shown = comparison_to_text(found)
     assert (f"  label      {TORCH}\n" in shown) is (labels == ["torch"])
     first = "first      metrics.jsonl, iteration 2: loss 3.2 and 3.25"
     assert (first in shown) is (verdict == "DIVERGED")
@@ -163,7 +162,7 @@ def test_losses_on_other_documents_are_not_subtracted(judged):
 def test_one_training_each_has_a_paired_difference_and_no_p(judged):
     """A sign test over documents would give a small p for two seeds of one configuration."""
     found = judged(["SEED"], identity=changed(IDENTITY, seed=2), documents=OTHER)
-    document = json.loads(comparison_to_json(found))
+    document = json.loads(comparison_shown(found, json=True)[1])
     # +0.1 and -0.02 nats per token.
     assert document["schema_version"] == 4 and document["losses"] == {
         "loss_a": pytest.approx(3.02),
