@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gpt2.attention.attention import (
@@ -25,7 +24,7 @@ from gpt2.attention.projections import QKV
 from gpt2.attention.rows import AttentionPlan
 from gpt2.attention.sdpa_kernels import DTYPES, selected_sdpa_kernel
 from gpt2.attention.triton import place_of, runs_tiles, tile_problem
-from gpt2.loss import FusedLoss, fused_loss
+from gpt2.loss import FusedLoss, fused_loss, masked_cross_entropy
 from gpt2.model_config import ModelConfig
 from gpt2.nsa.branches import attend_branches, attend_fused, gpu_kernels
 from gpt2.nsa.cache import BranchKeyValues
@@ -104,10 +103,8 @@ def relative_errors(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> lis
     return [error / norm if norm > 1e-12 else error for error, norm in norms]
 
 
-def with_gradients(
-    outputs: Sequence[Tensor], leaves: Sequence[Tensor]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return outputs, and the gradients of a fixed random combination of them at ``leaves``."""
+def with_gradients(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Return outputs, then the gradients of a fixed random combination of them at ``leaves``."""
     generator = torch.Generator().manual_seed(1)
     # Numbers that every type represents.
     directions = [
@@ -116,7 +113,7 @@ def with_gradients(
     gradients = torch.autograd.grad(
         outputs, leaves, directions, allow_unused=True, materialize_grads=True
     )
-    return [x.detach() for x in outputs], list(gradients)
+    return [*(x.detach() for x in outputs), *gradients]
 
 
 def check_attention(model: ModelConfig, machine: MachineConfig) -> None:
@@ -161,11 +158,12 @@ def _compare_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device)
         for count in heads
     ]
 
-    def run(kernel: AttentionBackend, dropout: float, as_type: torch.dtype | None = None) -> Any:
+    def run(
+        kernel: AttentionBackend, dropout: float, as_type: torch.dtype | None = None
+    ) -> list[Tensor]:
         # The kernels read parameters in fp32.
         plan = probe_plan(model, tokens, device, as_type or torch.float32)
-        parts = attention_pass(kernel, replace(plan, dropout=dropout), [x.to(as_type) for x in qkv])
-        return [*parts[0], *parts[1]]
+        return attention_pass(kernel, replace(plan, dropout=dropout), [x.to(as_type) for x in qkv])
 
     def tiled() -> list[Tensor]:
         run(attend_tiles, shape.dropout)
@@ -178,7 +176,7 @@ def _compare_tiles(model: ModelConfig, dtype: torch.dtype, device: torch.device)
 
 def attention_pass(
     kernel: AttentionBackend, plan: AttentionPlan, qkv: Sequence[Tensor]
-) -> tuple[list[Tensor], list[Tensor]]:
+) -> list[Tensor]:
     """Return outputs of ``kernel`` and gradients, as ``with_gradients`` does.
 
     Outputs are head outputs, statistics and weights that are read; gradients those of q, k, v and of the
@@ -237,8 +235,7 @@ def _compare_sparse(
             next(pairs) if options.branch_selected else None,
             next(pairs) if options.branch_window else None,
         )
-        outputs, gradients = with_gradients(attend(q_BNTH, keys), leaves)
-        return [*outputs, *gradients]
+        return with_gradients(attend(q_BNTH, keys), leaves)
 
     def fused(q_BNTH: Tensor, keys: BranchKeyValues) -> list[Tensor]:
         kernels = gpu_kernels()
@@ -294,22 +291,13 @@ def check_loss(model: ModelConfig, machine: MachineConfig) -> None:
             for x in (hidden_XC, weight_VC)
         )
         result = loss(hidden, weight, targets_X, shape.vocab_size, model.z_loss)
-        results, gradients = with_gradients([result], [hidden, weight])
-        return [*results, *gradients]
-
-    def exact(
-        hidden_XC: Tensor, weight_VC: Tensor, targets_X: Tensor, tokens: int, z_loss: float
-    ) -> Tensor:
-        logits_XV = F.linear(hidden_XC, weight_VC[:tokens])
-        return (
-            F.cross_entropy(logits_XV, targets_X) + z_loss * logits_XV.logsumexp(-1).square().mean()
-        )
+        return with_gradients([result], [hidden, weight])
 
     compare_values(
         f"the loss of liger-kernel on {device} ({dtype})",
         "LOSS_BACKEND_TORCH",
         partial(values, fused, dtype),
-        partial(values, exact, torch.float64),
+        partial(values, masked_cross_entropy, torch.float64),
         dtype,
         device,
     )

@@ -97,19 +97,13 @@ def use_tile(*sides: int) -> None:
     tile_sizes.TILES = dict.fromkeys(GPU_TILES, (*sides, 4, 2)) if sides else GPU_TILES
 
 
-def computed(kernel: Any, plan: AttentionPlan, qkv: list[Tensor]) -> list[Tensor]:
-    """Return outputs and gradients."""
-    outputs, gradients = attention_pass(kernel, plan, qkv)
-    return [*outputs, *gradients]
-
-
 def errors(case: Composition, dtype: torch.dtype) -> list[float]:
     """Return the error of every output and gradient."""
     use_tile(*case.tile)
     qkv = case.inputs(dtype)
-    actual = computed(attend_tiles, case.plan(torch.float32), qkv)
+    actual = attention_pass(attend_tiles, case.plan(torch.float32), qkv)
     exact = [x.double() for x in qkv]
-    return relative_errors(actual, computed(attend_rows, case.plan(torch.float64), exact))
+    return relative_errors(actual, attention_pass(attend_rows, case.plan(torch.float64), exact))
 
 
 GATES = [(m, apply) for m in ("topk", "max", "entropy", "rms") for apply in ("output", "weights")]
@@ -176,11 +170,11 @@ def dropout() -> dict[str, Any]:
     pairs = [(weights(4) > 0, kept), (weights(3, layer=1) > 0, kept)]
     pairs += [(each, kept[0, 0]) for each in (kept[0, 1], kept[1, 0], kept[1, 1])]
     torch.manual_seed(3)
-    actual = computed(attend_tiles, plan, [q, k, v])
+    actual = attention_pass(attend_tiles, plan, [q, k, v])
     # The row engine with this mask.
     exact = replace(case.plan(torch.float64), dropout=rate)
     with patch.object(AttentionPlan, "drop", lambda *given: kept.double() / (1 - rate)):
-        expected = computed(attend_rows, exact, [q.double(), k.double(), v.double()])
+        expected = attention_pass(attend_rows, exact, [q.double(), k.double(), v.double()])
     return {
         "share": float(kept[..., seen].double().mean()),
         "pairs": int(seen.sum()) * 4,
