@@ -16,18 +16,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt2.records.files import identity_symbols
+from gpt2.records.files import identity_symbols, own_values
 from gpt2.study.plan import Plan
-from gpt2.study.resolve import configured_values
 from lib import console
-from lib.config.dotconfig import ConfigWorkspace
 from lib.console import log
 from lib.env.gpu import cpu_model
 from lib.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem, nearest, visible
 from lib.files import size_bytes
 from lib.json_files import DamagedRecord, MissingRecord, RecordError
 from lib.make_variables import require_value
-from lib.project import ROOT
 from lib.report.render import TableSection, fitting_rows, json_document, text_lines
 from lib.runs.code import TreeDigests, run_drift
 from lib.runs.lease import DEFAULT_SECONDS, take_lease
@@ -407,4 +404,4 @@ def remove_runs(runs: Sequence[Row], folder: Path) -> list[str]:
 
 def results_folder(build_dir: Path) -> Path:
     """Return the folder of all studies. Runs can be listed without a configuration."""
-    return build_dir / str(configured_values(ConfigWorkspace(ROOT, build_dir))["OUTPUT_DIR"])
+    return build_dir / str(own_values(build_dir)["OUTPUT_DIR"])

@@ -32,13 +32,7 @@ from lib.report.checklist import (
     values_by_run_text,
     word_rows,
 )
-from lib.report.run_facts import (
-    FieldDifference,
-    field_differences,
-    observed_facts,
-    settings_of,
-    text_digest,
-)
+from lib.report.run_facts import field_differences, observed_facts, settings_of, text_digest
 from lib.runs.code import files_not_committed, has_commit, run_git
 from lib.runs.digests import digest_findings
 from lib.runs.identity import configuration_digest
@@ -214,9 +208,10 @@ _RECORDED = (
 def _group_rows(records: Records, axes: Mapping[Path, Set[str]]) -> list[CheckRow]:
     """Return one row per group of facts, comparing every run with the first."""
     names, first = names_of(records), records[0]
-    undeclared: dict[str, dict[str, FieldDifference]] = {}
+    # Field → its value in each run.
+    undeclared: dict[str, list[Any]] = {}
     declared: dict[str, str] = {}
-    for record in records[1:]:
+    for index, record in enumerate(records[1:], 1):
         axis = axes[first.run.path] | axes[record.run.path]
         same_text = "TOKENIZER" in axis and text_digest(first) == text_digest(record)
         ignored = {"seed", *(("documents", "tokenizer") if same_text else ())}
@@ -225,13 +220,11 @@ def _group_rows(records: Records, axes: Mapping[Path, Set[str]]) -> list[CheckRo
             if symbol in axis:
                 declared[difference.field] = symbol
             elif difference.field not in ignored:
-                undeclared.setdefault(difference.field, {})[_name(record)] = difference
+                values = undeclared.setdefault(difference.field, [difference.a] * len(records))
+                values[index] = difference.b
     remarks: dict[str, list[CheckRemark]] = {group: [] for group in _FIELDS}
-    for field, differing in undeclared.items():
-        value = next(iter(differing.values())).a
-        others = {run: each.b for run, each in differing.items()}
-        shown = [others.get(_name(record), value) for record in records]
-        remarks[_group(field)] += _unequal(names.get(field, field), records, shown)
+    for field, values in undeclared.items():
+        remarks[_group(field)] += _unequal(names.get(field, field), records, values)
     for row, name, path in _RECORDED:
         if row != "hardware" or "machine.device" not in declared:
             remarks[row] += _unequal(name, records, [_value(record, path) for record in records])

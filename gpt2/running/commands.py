@@ -13,6 +13,7 @@ from gpt2.memory.micro_batch import with_one_sequence
 from gpt2.running import launch
 from gpt2.running import reproduce as reproduction
 from gpt2.running.continued import continue_half_trained
+from gpt2.running.preflight import TrainingPlace, describe, describe_text
 from gpt2.running.prolong import plan_prolonged, with_other_forks
 from gpt2.study.arguments import asked_layers, asked_plan, run_options, settings_layers
 from gpt2.study.plan import table_plan
@@ -141,8 +142,6 @@ def preflight(options: Namespace) -> tuple[int, str]:
     plan = asked_plan(options)
     # The same environment variables as in a run: libraries read them at import.
     os.environ.update(worker_environment(plan.base.machine))
-    from gpt2.running.preflight import TrainingPlace, describe, describe_text
-
     place = TrainingPlace(plan.build_dir, plan.folder, options.allow_dirty)
     report = describe([run.config for run in plan.runs], place)
     code = EXIT_DONE if report["passed"] else EXIT_PREFLIGHT
