@@ -81,7 +81,9 @@ class SessionProgress:
         self.active[run.label] = RunProgress(run, place)
 
     def end(self, run: Run[Any], status: RunStatus) -> None:
-        self._worked += 1.0 - (self.active.pop(run.label).first_fraction or 0.0)
+        active = self.active.pop(run.label)
+        reached = 1.0 if status.state is State.SUCCESS else active.fraction
+        self._worked += reached - (active.first_fraction or 0.0)
         self.ended.append(status)
 
     def drop(self, run: Run[Any]) -> None:

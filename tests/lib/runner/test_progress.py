@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from lib.runner.display import RunProgress, SessionProgress, live_table, plain_lines
+from lib.runner.display import SessionProgress, live_table, plain_lines
 from lib.runs.run import Run, RunVariant
 from lib.runs.run_dir import RunStatus, State
 
@@ -45,11 +45,12 @@ def test_time_left_follows_from_the_pace_of_this_session():
     assert session.progress.describe() == "0/4, eta 01:18"
     session.progress.end(session.runs[0], RunStatus(State.SUCCESS))
     assert session.progress.describe() == "1/4, eta 01:00"
-    # An interrupted run is not done.
-    for run, state in zip(session.runs[1:3], (State.INTERRUPTED, State.FAILED), strict=True):
-        session.progress.active[run.label] = RunProgress(run)
-        session.progress.end(run, RunStatus(state))
-    assert session.progress.describe().startswith("1/4, 1 failed")
+    # The other run ended early, with 0.6 of a run; what a stopped run left is no work done either.
+    session.progress.end(session.runs[1], RunStatus(State.FAILED))
+    assert session.progress.describe() == "1/4, 1 failed, eta 00:50"
+    session.progress.begin(session.runs[2])
+    session.progress.end(session.runs[2], RunStatus(State.INTERRUPTED))
+    assert session.progress.describe() == "1/4, 1 failed, eta 00:25"
 
 
 def test_one_estimate_is_printed_if_no_run_waits():
