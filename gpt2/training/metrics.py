@@ -30,6 +30,7 @@ class MetricsLog:
         self._losses: list[float] = []
         self._grad_norm: float | None = None
         self._line_at = (session.iteration, session.clock.seconds)
+        self._first_progress = session.progress
         self._peak_flops = peak_flops(session)
         config = session.config
         self._stability = StabilityMonitor(
@@ -93,7 +94,12 @@ class MetricsLog:
             **session.optimizer.statistics(),
         )
         records.progress(
-            **place, **step, progress=session.progress, tokens_per_second=speed, eta_seconds=eta
+            **place,
+            **step,
+            progress=session.progress,
+            first_progress=self._first_progress,
+            tokens_per_second=speed,
+            eta_seconds=eta,
         )
         norm = "overflow" if self._grad_norm is None else f"{self._grad_norm:.3f}"
         of = f" ({session.progress:.1%})" if budget.is_time else f"/{budget.iterations}"

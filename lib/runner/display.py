@@ -22,8 +22,8 @@ class RunProgress:
     # Its GPUs, such as ``GPU 2,3``; "" on a CPU.
     place: str = ""
     fraction: float = 0.0
-    # Fraction at the first event of this session; above 0 for a resumed run.
-    first_fraction: float | None = None
+    # Fraction at which this session began; above 0 for a resumed run.
+    first_fraction: float = 0.0
     news: Mapping[str, Any] = field(default_factory=dict)
     # What the run does since its last step, such as an evaluation.
     doing: str = ""
@@ -33,8 +33,7 @@ class RunProgress:
     def update(self, event: Mapping[str, Any]) -> None:
         self.news, self.doing = event, ""
         self.fraction = float(event["progress"])
-        if self.first_fraction is None:
-            self.first_fraction = self.fraction
+        self.first_fraction = float(event["first_progress"])
 
     def describe(self, room: int | None = None) -> str:
         """Return loss, iterations, speed and time left as text; unknown values are omitted.
@@ -83,7 +82,7 @@ class SessionProgress:
     def end(self, run: Run[Any], status: RunStatus) -> None:
         active = self.active.pop(run.label)
         reached = 1.0 if status.state is State.SUCCESS else active.fraction
-        self._worked += reached - (active.first_fraction or 0.0)
+        self._worked += reached - active.first_fraction
         self.ended.append(status)
 
     def drop(self, run: Run[Any]) -> None:
@@ -100,7 +99,7 @@ class SessionProgress:
         text = f"{self.count(State.SUCCESS)}/{self.total}"
         text += f", {failed} failed" if failed else ""
         left = self.total - len(self.ended)
-        worked = self._worked + sum(p.fraction - (p.first_fraction or 0.0) for p in running)
+        worked = self._worked + sum(p.fraction - p.first_fraction for p in running)
         if left == len(running) or worked <= 0.0:
             return text
         left_work = left - sum(p.fraction for p in running)

@@ -45,7 +45,8 @@ def train_run(
         journal.write(json.dumps({**place, "gpus": visible(), "at": time.monotonic()}) + "\n")
     if process.rank == 0:
         write_status(run, RunStatus(State.RUNNING, iterations=2))
-        report({"kind": "progress", "progress": 0.5, "iteration": 1, "iterations": 2, "loss": 3.0})
+        shares = {"progress": 0.5, "first_progress": 0.0}
+        report({"kind": "progress", **shares, "iteration": 1, "iterations": 2, "loss": 3.0})
     # Long enough for runs on the other GPUs to begin.
     time.sleep(FAKE["seconds"])
     use(process.local_rank)

@@ -196,6 +196,8 @@ def test_damage_costs_a_checkpoint_at_most(
     words = rf"WARN checkpoint step-0000000{stop_at} is damaged .*{path.name}"
     assert bool(re.search(words, resumed.lines())) is (iteration != stop_at)
     assert (f"resumes at iteration {iteration}" in resumed.lines()) is (iteration > 0)
+    firsts = {e["first_progress"] for e in resumed.events if e["kind"] == "progress"}
+    assert firsts == {iteration / 12}
     assert resumed.core() == uninterrupted
     assert '"iter{' not in resumed.files.timing.read_text()
 

@@ -80,7 +80,7 @@ def test_progress_is_reported_to_the_end(configure, train):
     assert [(event["iteration"], event["iterations"]) for event in progress] == [
         (i, 12) for i in (3, 6, 9, 12)
     ]
-    assert progress[-1]["eta_seconds"] == 0.0
+    assert progress[-1]["eta_seconds"] == 0.0 and progress[0]["first_progress"] == 0.0
     losses = [row["loss"] for row in done.rows("train")[9:]]
     assert progress[-1]["loss"] == pytest.approx(sum(losses) / 3)
     assert "TRAIN paper_repro | cpu " in done.lines() and "DONE val loss" in done.lines()

@@ -51,7 +51,7 @@ def train(
             stream.write(f"{step}\n")
         if not behaviour.get("silent"):
             news = {"progress": (step + 1) / total, "iteration": step + 1, "iterations": total}
-            report({"kind": "progress", **news, "loss": 3.0})
+            report({"kind": "progress", **news, "first_progress": first / total, "loss": 3.0})
     guard()
     report({"kind": "line", "tag": "DONE", "text": "val loss 3.0"})
     if behaviour["fails_by"] == "full":

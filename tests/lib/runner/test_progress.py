@@ -1,6 +1,7 @@
 """Pace, time left, and frequency of plain lines, with a fake clock."""
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,12 +27,13 @@ class Session:
         for run in self.runs[:begun]:
             self.progress.begin(run)
 
-    def at(self, seconds: float, *iterations: int, eta: int | None = 61) -> None:
-        """Advance the clock, and report the iterations of the first runs."""
+    def at(self, seconds: float, *iterations: int, resumed: Sequence[int] = (0, 0)) -> None:
+        """Advance the clock, and report the iterations of the first runs, which began at others."""
         self.now = seconds
-        for run, iteration in zip(self.runs, iterations, strict=False):
-            news = {"progress": iteration / 100, "iteration": iteration, "iterations": 100}
-            event = {**news, "loss": 2.5, "eta_seconds": eta}
+        for run, iteration, first in zip(self.runs, iterations, resumed, strict=False):
+            place = {"iteration": iteration, "iterations": 100}
+            shares = {"progress": iteration / 100, "first_progress": first / 100}
+            event = {**place, **shares, "loss": 2.5, "eta_seconds": 61}
             self.progress.active[run.label].update(event)
 
 
@@ -39,8 +41,10 @@ def test_time_left_follows_from_the_pace_of_this_session():
     session = Session(4, begun=2)
     assert session.progress.describe() == "0/4"
     # What an earlier session did is no pace.
-    session.at(10.0, 40, 0)
-    session.at(30.0, 80, 60)
+    session.at(10.0, 60, 10, resumed=(40, 0))
+    # Thirty iterations took 10 seconds.
+    assert session.progress.describe() == "0/4, eta 01:50"
+    session.at(30.0, 80, 60, resumed=(40, 0))
     # A whole run took 30 seconds; 2.6 runs are left.
     assert session.progress.describe() == "0/4, eta 01:18"
     session.progress.end(session.runs[0], RunStatus(State.SUCCESS))
@@ -56,8 +60,7 @@ def test_time_left_follows_from_the_pace_of_this_session():
 def test_one_estimate_is_printed_if_no_run_waits():
     """After a resume, the pace of this session has its start-up, and a run's own estimate has not."""
     session = Session(2)
-    session.at(10.0, 80, 90)
-    session.at(20.0, 85, 95)
+    session.at(20.0, 85, 95, resumed=(80, 90))
     assert session.progress.describe() == "0/2"
     assert session.progress.active[session.runs[0].label].describe().endswith("eta 01:01")
 
@@ -100,7 +103,9 @@ def test_every_run_is_one_line_of_a_terminal(monkeypatch, columns, label, has_sp
     monkeypatch.setattr(Run, "label", label)
     session = Session(1)
     event = {"loss": 2.5, "iterations": 10400, "tokens_per_second": 123456.0, "eta_seconds": 5000}
-    session.progress.active[label].update({"progress": 0.5, "iteration": 10390, **event})
+    session.progress.active[label].update(
+        {"progress": 0.5, "first_progress": 0.0, "iteration": 10390, **event}
+    )
     console = Console(file=io.StringIO(), width=columns)
     console.print(live_table(session.progress, columns))
     lines = console.file.getvalue().splitlines()
