@@ -247,8 +247,11 @@ def with_runs(plan: Plan, steps: str = "", seeds: str = "") -> Plan:
         advice = "set RA_MLA_ABLATION_STEPS to declare a smaller study"
         raise ConfigError(Problem(what, "STEPS", advice, code="config.conflict"))
     if steps and plan.ablation is None:
-        what = "STEPS requires an ablation study"
-        advice = "type: make defconfig-gpt2-ratio-ablation, or set RA_MLA_ABLATION_MODE=y"
+        what = "only a study has steps (expected no STEPS=)"
+        advice = (
+            "a design, matrix or sweep trains the runs of its axes; for a study, set "
+            "RA_MLA_ABLATION_MODE=y"
+        )
         raise ConfigError(Problem(what, "STEPS", advice, code="config.conflict"))
     numbers = parse_seeds("" if automatic else seeds) or _configured_seeds(plan)
     has_controls = automatic or len(numbers) >= plan.base.repro.finalist_min_seeds

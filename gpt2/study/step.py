@@ -95,7 +95,7 @@ class Study:
             chosen.update(step.slug for step in matches)
             if not matches:
                 near = nearest(word, [step.slug for step in self.steps])
-                expected = f"expected 0-{len(self.steps) - 1} or a slug{near}"
+                expected = f"expected 0-{len(self.steps) - 1} or a name{near}"
                 what = f"unknown step {word!r} of {self.name} ({expected})"
                 advice = "type: make plan, to list the steps"
                 problems.append(Problem(what, "STEPS", advice, code="usage.unknown-step"))
