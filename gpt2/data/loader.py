@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -22,32 +22,6 @@ from lib.runner.signals import signals_blocked
 SequenceRange = tuple[int, int]
 # Inputs x [B, T] and targets y [B, T], int64.
 Batch = tuple[torch.Tensor, torch.Tensor]
-
-
-def batch_iterable(
-    sampler: TrainSampler,
-    config: DataOptions,
-    spans: Iterable[SequenceRange],
-    device_is_cuda: bool = False,
-) -> DataLoader:
-    """Return an iterable of (x [B, T], y [B, T], offsets [B]) of each of ``spans``, in order.
-
-    With ``loader_workers``, that many processes read batches ahead. They exit with the iterable. Draws
-    nothing from torch's generators.
-    """
-    workers = config.loader_workers
-    return DataLoader(
-        _Windows(sampler),
-        sampler=spans,
-        batch_size=None,
-        num_workers=workers,
-        pin_memory=config.pin_memory and device_is_cuda,
-        persistent_workers=workers > 0,
-        prefetch_factor=config.prefetch_factor if workers else None,
-        worker_init_fn=partial(_end_with, os.getpid()),
-        # Without it, DataLoader draws a seed from torch's global generator.
-        generator=torch.Generator().manual_seed(0),
-    )
 
 
 def _end_with(run: int, number: int) -> None:
@@ -72,12 +46,15 @@ class BatchLoader:
     part of them in micro-batches of ``micro_batch``, so all ranks together see the same sequences
     as a single process. ``offered`` is called with the offsets [global_batch / world_size] of each
     step before the step is yielded.
+
+    With ``loader_workers``, that many processes read batches ahead; they exit with the iterator. Draws
+    nothing from torch's generators.
     """
 
     def __init__(
         self,
         sampler: TrainSampler,
-        data_config: DataOptions,
+        config: DataOptions,
         global_batch: int,
         micro_batch: int,
         rank: int,
@@ -95,13 +72,26 @@ class BatchLoader:
             for step in itertools.count(first, global_batch)
             for start in range(step, step + share, micro_batch)
         )
-        self._batches = batch_iterable(sampler, data_config, spans, device_is_cuda)
+        workers = config.loader_workers
+        # x [B, T], y [B, T] and offsets [B] of each micro-batch.
+        self.micro_batches = DataLoader(
+            _Windows(sampler),
+            sampler=spans,
+            batch_size=None,
+            num_workers=workers,
+            pin_memory=config.pin_memory and device_is_cuda,
+            persistent_workers=workers > 0,
+            prefetch_factor=config.prefetch_factor if workers else None,
+            worker_init_fn=partial(_end_with, os.getpid()),
+            # Without it, DataLoader draws a seed from torch's global generator.
+            generator=torch.Generator().manual_seed(0),
+        )
         self._offered = offered
 
     def __iter__(self) -> Iterator[list[Batch]]:
         # Signals reach all processes of a job, but the running step needs the workers' batches.
         with signals_blocked():
-            stream = iter(self._batches)
+            stream = iter(self.micro_batches)
         while True:
             placed = [next(stream) for _ in range(self._micro_batches)]
             self._offered(torch.cat([offsets_B for _, _, offsets_B in placed]))

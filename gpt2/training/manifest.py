@@ -17,7 +17,6 @@ from gpt2.attention.sdpa_kernels import (
     selected_sdpa_kernel,
 )
 from gpt2.attention.triton import place_of
-from gpt2.data.loader import batch_iterable
 from gpt2.lora import CodedMatrix
 from gpt2.loss import fused_loss
 from gpt2.model import initial_weights_stream
@@ -171,7 +170,7 @@ def _nsa_backend(session: TrainingSession) -> _States:
 def _loader(session: TrainingSession) -> _States:
     """Return the settings of a loader built like the one in use, without starting its workers."""
     data, on_gpu = session.config.data, session.device.type == "cuda"
-    loader = batch_iterable(session.sampler(), data, [], on_gpu)
+    loader = session.loader().micro_batches
     workers, depth = data.loader_workers, data.prefetch_factor
     prefetches = workers > 0
     return {

@@ -227,18 +227,19 @@ class TrainingSession(TrainState):
 
     def batches(self) -> Iterator[list[MicroBatch]]:
         """Return an iterator over this rank's micro-batches, a list per step from ``iteration`` on."""
-        return iter(
-            BatchLoader(
-                self.sampler(),
-                self.config.data,
-                self.config.train.global_batch,
-                self.config.train.batch_size,
-                self.group.rank,
-                self.group.size,
-                self.iteration,
-                self.device.type == "cuda",
-                self.order.offered,
-            )
+        return iter(self.loader())
+
+    def loader(self) -> BatchLoader:
+        return BatchLoader(
+            self.sampler(),
+            self.config.data,
+            self.config.train.global_batch,
+            self.config.train.batch_size,
+            self.group.rank,
+            self.group.size,
+            self.iteration,
+            self.device.type == "cuda",
+            self.order.offered,
         )
 
     def beat(self, message: str, **facts: Any) -> None:
