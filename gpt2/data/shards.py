@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpt2.data.split import Document, folded_digest, text_digest, without_invisible
+from gpt2.data.tokenizer import Tokenizer
 from lib.errors import DataError, Problem
 from lib.files import canonical_json
 
@@ -131,13 +132,14 @@ class SplitWriter:
         self.counts += np.bincount(tokens, minlength=self.counts.size)
         self.tokens += tokens.size
 
-    def add_document(self, document: Document, tokens: np.ndarray, is_own: bool) -> None:
-        """Append a document: its ``tokens`` [T] with end of text, and its index line.
+    def add_document(self, document: Document, words: Tokenizer, is_own: bool = False) -> None:
+        """Append a document: the tokens of its text with end of text, and its index line.
 
         Of your own text, the proof of the split ignores invisible characters too. The digest in the
         index does not, because it is part of the data set's digest.
         """
         assert self._index is not None
+        tokens = np.append(words.encode(document.text), np.uint16(words.end_of_text))
         digest, folded = text_digest(document.text), folded_digest(document.text)
         line = {
             "folded": folded.hex(),

@@ -122,10 +122,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _run_folder(name: str, output: Path) -> Path:
     """Return the directory of the finished run ``name``, or whose name begins with it."""
-    exact = list(output.glob(f"*/{name}"))
-    beginning = [path for path in output.glob(f"*/{name}-*") if not exact]
     ended = State.SUCCESS.word, State.DAMAGED.word
-    paths = exact or [path for path in beginning if RunRecord(RunDir(path)).state in ended]
+    paths = list(output.glob(f"*/{name}")) or [
+        path for path in output.glob(f"*/{name}-*") if RunRecord(RunDir(path)).state in ended
+    ]
     if len(paths) == 1:
         return paths[0]
     if paths:

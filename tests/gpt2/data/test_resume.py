@@ -77,13 +77,13 @@ def interrupted(config, build_dir, where, count, by):
 def tokenized(monkeypatch):
     """Ids of the documents that this process tokenizes."""
     seen = []
-    original = prepare_module._add
+    original = shards.SplitWriter.add_document
 
-    def add(document, *rest):
+    def add(writer, document, *rest):
         seen.append(document.id)
-        return original(document, *rest)
+        return original(writer, document, *rest)
 
-    monkeypatch.setattr(prepare_module, "_add", add)
+    monkeypatch.setattr(shards.SplitWriter, "add_document", add)
     return seen
 
 
@@ -126,7 +126,7 @@ def test_a_killed_preparation_of_texts_starts_over(where, config, texts, tmp_pat
 
 
 def test_a_damaged_partial_data_set_is_not_resumed(streamed, pages, tmp_path, monkeypatch, refused):
-    original, left = prepare_module._add, iter(range(60))
+    original, left = shards.SplitWriter.add_document, iter(range(60))
 
     def add(*given):
         if next(left, None) is None:
@@ -134,7 +134,7 @@ def test_a_damaged_partial_data_set_is_not_resumed(streamed, pages, tmp_path, mo
         return original(*given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(prepare_module, "_add", add)
+        patched.setattr(shards.SplitWriter, "add_document", add)
         with pytest.raises(KeyboardInterrupt):
             prepare_dataset(streamed(), tmp_path)
     (partial,) = (tmp_path / "data").glob(".*.partial")
