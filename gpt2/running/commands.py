@@ -54,8 +54,7 @@ def train(options: Namespace) -> int | tuple[int, str]:
     if options.worker:
         return launch.train_runs(plan, plan.runs, replace(settings, wait=False))
     confirm_power(plan, options.yes)
-    form = {"json": options.json, "strict": options.strict}
-    return launch.train_plan(plan, settings, **form)
+    return launch.train_plan(plan, settings, json=options.json, strict=options.strict)
 
 
 def rerun(options: Namespace) -> tuple[int, str]:

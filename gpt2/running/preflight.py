@@ -372,7 +372,6 @@ def compare_kernels(checks: Sequence[KernelCheck], processes: int) -> list[Probl
 def run_checks(
     checks: Sequence[tuple[int, KernelCheck]],
 ) -> Iterator[tuple[int, list[Problem]]]:
-    """Yield the number and the problems of each check."""
     for number, check in checks:
         yield number, problems_of(*check)
 

@@ -50,7 +50,6 @@ class DrawnTokens(TokenSplit):
         return len(self._tokens)
 
     def window(self, offset: int, length: int) -> np.ndarray:
-        """Return tokens ``offset`` to ``offset + length``."""
         return self._tokens[offset : offset + length]
 
 

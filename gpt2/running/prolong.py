@@ -19,6 +19,7 @@ from gpt2.records.files import (
     own_values,
     recorded_config,
 )
+from gpt2.records.listing import RUN_NAME
 from gpt2.running.reproduce import require_recorded_inputs
 from gpt2.study.designs import find_symbol, short_slug, slug
 from gpt2.study.plan import Plan
@@ -124,17 +125,17 @@ def _recorded(plan: Plan) -> Iterator[Run[Config]]:
     """Yield the runs in the folder of the plan whose configurations can be read."""
     own = own_values(plan.build_dir)
     for path in sorted(plan.folder.iterdir()) if plan.folder.is_dir() else ():
-        run = RunDir(path)
-        if path.name.count("-") < 2 or run.is_replaced or not run.resolved_config.exists():
+        # A directory whose run was replaced has another name.
+        name, run = RUN_NAME.fullmatch(path.name), RunDir(path)
+        if name is None or not run.resolved_config.exists():
             continue
         try:
             config = recorded_config(RunRecord(run), own)
         except (ConfigError, RecordError) as error:
             log("OMIT", f"{path.name}: {error.problems[0].what}")
             continue
-        name, _, hash8 = path.name.rsplit("-", 2)
-        if config.hash8 == hash8 and config.init.init_from == plan.base.init.init_from:
-            yield Run(plan.study, RunVariant(name), config.seed, config, path)
+        if config.hash8 == name["hash"] and config.init.init_from == plan.base.init.init_from:
+            yield Run(plan.study, RunVariant(name["step"]), config.seed, config, path)
 
 
 def _changes(

@@ -1,6 +1,7 @@
 """``make prolong``: a new run from the weights of a finished one."""
 
 import json
+import shutil
 
 import pytest
 
@@ -84,7 +85,8 @@ def test_all_forks_of_one_run_are_compared_with_the_unchanged_one(prolonged):
     (planned,) = changed.runs
     planned.path.mkdir(parents=True)
     write_resolved_config(RunDir(planned.path), planned.config)
-    # Longer forks, forks of another run, damaged folders and others are left out.
+    shutil.copytree(planned.path, RunDir(planned.path).replaced("20260101-000000"))
+    # Longer forks, forks of another run, replaced runs, damaged folders and others are left out.
     assert prolonged(50, RECIPROCAL_ALPHA="0.2").folder != changed.folder
     for name in ("reciprocal-alpha-0.2-s9-00000000", "figures", "a-s1-1.old-2"):
         (changed.folder / name).mkdir()
