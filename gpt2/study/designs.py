@@ -50,27 +50,9 @@ class Level(NamedTuple):
     delta: Mapping[str, SymbolValue]
 
 
-class Cell(NamedTuple):
-    """One level of every factor. ``parent`` is the comparison cell's slug, "" for a baseline."""
-
-    slug: str
-    levels: Sequence[Level]
-    parent: str = ""
-
-    @property
-    def delta(self) -> dict[str, SymbolValue]:
-        """Return the settings of all levels."""
-        return {name: value for level in self.levels for name, value in level.delta.items()}
-
-    def variant(self, number: int, title: str, parent: str = "") -> RunVariant:
-        texts = {level.factor: level.text for level in self.levels}
-        name, parent = short_slug(self.slug), short_slug(parent)
-        return RunVariant(name, title, number, parent, self.delta, texts)
-
-
-# Returns the configuration of a cell's settings; raises ConfigError if they are invalid.
-Resolve = Callable[[Cell], Any]
-# Trainable cells as variants with their configurations, and problems of the skipped cells.
+# Returns the configuration of a combination; raises ConfigError if its settings are invalid.
+Resolve = Callable[[RunVariant], Any]
+# Trainable combinations with their configurations, and problems of the skipped ones.
 Combinations = tuple[Sequence[Resolved], Sequence[Problem]]
 
 
@@ -92,20 +74,20 @@ def combinations(
         # One single training per cell.
         layers = [*layers, ConfigLayer.of("command line", where, {"SINGLE_TRAINING": True})]
     if design == "grid":
-        axes = parse_axes(tree, sweep or base.study.axes, where)
+        axes = parse_factors(tree, sweep or base.study.axes, where, axis_levels)
         count = math.prod(map(len, axes))
     else:
-        features = parse_features(tree, base.study.features, where)
+        features = [on for (on,) in parse_factors(tree, base.study.features, where, feature_levels)]
         count = 2 ** len(features) if design == "factorial" else 0
     if count > _CONFIRM_ABOVE:
         confirm(f"plan {count:,} combinations?", yes)
 
-    def resolve(cell: Cell) -> Config:
+    def resolve(cell: RunVariant) -> Config:
         """Return the cell's configuration, with GRAD_ACCUMULATION adapted to a swept batch size.
 
         The result depends on GLOBAL_BATCH, so a cell that changes the micro-batch keeps GLOBAL_BATCH.
         """
-        name, settings = f"{where} {cell.slug}", cell.delta
+        name, settings = f"{where} {cell.slug}", dict(cell.delta or {})
         if settings.keys() & {*_BATCH} and "GRAD_ACCUMULATION" not in settings:
             values = tree.resolve([*layers, _cell_layer(name, settings)]).values
             batch, micro, gpus = (int(values[name]) for name in _BATCH)
@@ -113,11 +95,11 @@ def combinations(
         return resolve_config(tree, [*layers, _cell_layer(name, settings)])
 
     if design == "grid":
-        block, left_out = resolve_grid(tree, grid(axes), resolve)
+        block, left_out = resolve_grid(tree, axes, resolve)
         return grouped_by_text(block), left_out
     block, left_out = resolve_design(design_cells(design, features), resolve)
-    steps = [(variant.slug, variant.parent, config) for variant, config in block]
-    if problems := [problem for _, problem in unjudgeable(steps, None)]:
+    configs = {variant.slug: config for variant, config in block}
+    if problems := [problem for _, problem in unjudgeable(configs, block[0][0].slug)]:
         raise ConfigError(*problems)
     return block, left_out
 
@@ -150,10 +132,13 @@ def find_symbol(tree: KconfigTree, name: str) -> Symbol | Choice:
     raise ConfigError(Problem(f"{name}: {what}", next=FIND_SYMBOL, code=code))
 
 
-def _factors(
+def parse_factors(
     tree: KconfigTree, text: str, where: str, parse: Callable[[KconfigTree, str], Sequence[Level]]
-) -> tuple[list[Sequence[Level]], list[Problem]]:
-    """Return the levels of each axis or feature in ``text``, and the problems, at ``where``."""
+) -> list[Sequence[Level]]:
+    """Return the levels of each axis or feature in ``text``.
+
+    Raises ConfigError, located at ``where``, with every malformed or unknown word and duplicate.
+    """
     factors, problems = list[Sequence[Level]](), []
     for word in text.split():
         try:
@@ -165,7 +150,9 @@ def _factors(
     names = Counter(levels[0].factor for levels in factors)
     repeated = [name for name, count in names.items() if count > 1]
     problems += [Problem(f"duplicate {name}", where, code="design.duplicate") for name in repeated]
-    return factors, problems
+    if problems:
+        raise ConfigError(*problems)
+    return factors
 
 
 def _find_factor(tree: KconfigTree, name: str) -> Symbol | Choice:
@@ -176,18 +163,7 @@ def _find_factor(tree: KconfigTree, name: str) -> Symbol | Choice:
     return find_symbol(tree, name)
 
 
-def parse_axes(tree: KconfigTree, text: str, where: str) -> list[Sequence[Level]]:
-    """Return the levels of each axis in ``text``; ``where`` is the location shown in errors.
-
-    Raises ConfigError with every unknown name, malformed value and duplicate.
-    """
-    axes, problems = _factors(tree, text, where, _axis)
-    if problems:
-        raise ConfigError(*problems)
-    return axes
-
-
-def _axis(tree: KconfigTree, word: str) -> Sequence[Level]:
+def axis_levels(tree: KconfigTree, word: str) -> Sequence[Level]:
     name, equals, text = word.partition("=")
     name = name.removeprefix("CONFIG_")
     values = text.split(",")
@@ -210,27 +186,8 @@ def _axis(tree: KconfigTree, word: str) -> Sequence[Level]:
     return levels
 
 
-def grid(axes: Sequence[Sequence[Level]]) -> list[Cell]:
-    """Return the cross product, the last axis fastest."""
-    return [_grid_cell(levels) for levels in itertools.product(*axes)]
-
-
-def _grid_cell(levels: Sequence[Level]) -> Cell:
-    return Cell("-".join(level.slug for level in levels), levels)
-
-
-def parse_features(tree: KconfigTree, text: str, where: str) -> list[Level]:
-    """Parse the features in ``text``, each as its level "on"; ``where`` is shown in errors.
-
-    Raises ConfigError for an unknown symbol or a duplicate feature.
-    """
-    factors, problems = _factors(tree, text, where, _feature)
-    if problems:
-        raise ConfigError(*problems)
-    return [level for levels in factors for level in levels]
-
-
-def _feature(tree: KconfigTree, word: str) -> Sequence[Level]:
+def feature_levels(tree: KconfigTree, word: str) -> Sequence[Level]:
+    """Return the level "on" of a feature: "off" is the base configuration."""
     delta: dict[str, SymbolValue] = {}
     for part in word.split("+"):
         name, equals, value = part.partition("=")
@@ -248,7 +205,16 @@ def _feature(tree: KconfigTree, word: str) -> Sequence[Level]:
     return [Level(first, ON, slug(first), delta)]
 
 
-def design_cells(design: str, features: Sequence[Level]) -> list[Cell]:
+def _cell(
+    name: str, title: str, levels: Sequence[Level], number: int, parent: str = ""
+) -> RunVariant:
+    """Return the combination of one level of each factor."""
+    delta = {symbol: value for level in levels for symbol, value in level.delta.items()}
+    texts = {level.factor: level.text for level in levels}
+    return RunVariant(short_slug(name), title, number, short_slug(parent), delta, texts)
+
+
+def design_cells(design: str, features: Sequence[Level]) -> list[RunVariant]:
     """Return the cells of a design, parents first; those without a parent are its baseline."""
     # Name, features that are on, parent.
     cells: list[tuple[str, Sequence[Level], str]] = [("none", [], "")]
@@ -267,14 +233,15 @@ def design_cells(design: str, features: Sequence[Level]) -> list[Cell]:
             for pattern in [*itertools.product((False, True), repeat=len(features))][1:]:
                 on = [*itertools.compress(features, pattern)]
                 cells.append(("-".join(f.slug for f in on), on, "none"))
-    off = {f.factor: Level(f.factor, OFF, f"no-{f.slug}", {}) for f in features}
-    return [
-        Cell(name, [f if f in on else off[f.factor] for f in features], parent)
-        for name, on, parent in cells
-    ]
+    block = []
+    for number, (name, enabled, parent) in enumerate(cells):
+        title = " + ".join(feature.factor for feature in enabled) or "no feature"
+        levels = [f if f in enabled else Level(f.factor, OFF, "", {}) for f in features]
+        block.append(_cell(name, title, levels, number, parent))
+    return block
 
 
-def resolve_design(cells: Sequence[Cell], resolve: Resolve) -> Combinations:
+def resolve_design(cells: Sequence[RunVariant], resolve: Resolve) -> Combinations:
     """Resolve every cell; if a cell's parent fails, compare with the nearest valid ancestor.
 
     Raises ConfigError if two cells have one name, the baseline fails, or a cell changes nothing: its
@@ -289,7 +256,7 @@ def resolve_design(cells: Sequence[Cell], resolve: Resolve) -> Combinations:
     configs: dict[str, Any] = {}
     # Of a cell or, if it fails, of its ancestor: the cell that its children are compared with.
     compared: dict[str, str] = {}
-    for number, cell in enumerate(cells):
+    for cell in cells:
         # A parent precedes its children.
         parent = compared.get(cell.parent, "")
         try:
@@ -307,13 +274,15 @@ def resolve_design(cells: Sequence[Cell], resolve: Resolve) -> Combinations:
             raise ConfigError(Problem(what, cell.slug, code="design.no-effect"))
         configs[cell.slug] = config
         compared[cell.slug] = cell.slug
-        on = [level.factor for level in cell.levels if level.text == ON]
-        block.append((cell.variant(number, " + ".join(on) or "no feature", parent), config))
+        block.append((replace(cell, parent=parent), config))
     return block, left_out
 
 
-def resolve_grid(tree: KconfigTree, cells: Sequence[Cell], resolve: Resolve) -> Combinations:
-    """Resolve every cell; cells that differ only in an inapplicable axis become one cell.
+def resolve_grid(
+    tree: KconfigTree, axes: Sequence[Sequence[Level]], resolve: Resolve
+) -> Combinations:
+    """Resolve the cross product, the last axis fastest; cells that differ only in an inapplicable axis
+    become one cell.
 
     Example: a sparsity does not apply to a run without pruning, so all its values result in a
     single run. Raises ConfigError, with the reason, for a value that is valid in no cell.
@@ -325,46 +294,54 @@ def resolve_grid(tree: KconfigTree, cells: Sequence[Cell], resolve: Resolve) -> 
     inapplicable: list[tuple[Sequence[Level], ConfigError]] = []
     seen: set[str] = set()
     valid: set[tuple[str, str]] = set()
-    for cell in cells:
-        part, error = cell, None
+
+    def resolved(cell: RunVariant) -> Any:
         try:
-            config = resolve(cell)
-        except ConfigError as failure:
-            error = failure
-            items = [tree.find(level.factor) for level in cell.levels]
+            return resolve(cell)
+        except ConfigError as error:
+            return error
+
+    for levels in itertools.product(*axes):
+        kept, cell = levels, _grid_cell(levels, len(block))
+        config = resolved(cell)
+        if isinstance(config, ConfigError):
+            items = [tree.find(level.factor) for level in levels]
             applies = [item is not None and bool(item.visibility) for item in items]
             if not all(applies):
-                inapplicable.append((cell.levels, error))
-                part = _grid_cell([*itertools.compress(cell.levels, applies)])
-        if part.slug in seen:
+                inapplicable.append((levels, config))
+                kept = tuple(itertools.compress(levels, applies))
+                cell = _grid_cell(kept, len(block))
+        if cell.slug in seen:
             continue
-        seen.add(part.slug)
-        if part is not cell:
-            try:
-                config, error = resolve(part), None
-            except ConfigError as failure:
-                error = failure
-        if error:
-            left_out.append(_skipped(part.slug, error))
-            refused.append((part.levels, error))
+        seen.add(cell.slug)
+        if kept is not levels:
+            config = resolved(cell)
+        if isinstance(config, ConfigError):
+            left_out.append(_skipped(cell.slug, config))
+            refused.append((kept, config))
             continue
-        title = " ".join(f"{level.factor}={level.text}" for level in part.levels)
-        block.append((part.variant(len(block), title), config))
-        if dropped := [level.factor for level in cell.levels if level not in part.levels]:
-            what = f"{part.slug or 'base'}: one run, {', '.join(dropped)} does not apply"
+        block.append((cell, config))
+        if dropped := [level.factor for level in levels if level not in kept]:
+            what = f"{cell.slug or 'base'}: one run, {', '.join(dropped)} does not apply"
             left_out.append(Problem(what, code="design.not-applicable"))
-        valid |= {(level.factor, level.slug) for level in part.levels}
+        valid |= {(level.factor, level.slug) for level in kept}
     # An invalid value is a better explanation than an axis that does not apply, so it is first.
     reasons = [*refused, *inapplicable]
-    levels = {(level.factor, level.slug): level for cell in cells for level in cell.levels}
     problems: dict[Problem, None] = {}
-    for level in (level for key, level in levels.items() if key not in valid):
+    for level in itertools.chain(*axes):
+        if (level.factor, level.slug) in valid:
+            continue
         reason = next(reason for found, reason in reasons if level in found)
         of_level = [p for p in reason.problems if p.what.startswith(f"{level.factor}=")]
         problems |= dict.fromkeys(of_level or reason.problems)
     if problems:
         raise ConfigError(*problems)
     return block, left_out
+
+
+def _grid_cell(levels: Sequence[Level], number: int) -> RunVariant:
+    title = " ".join(f"{level.factor}={level.text}" for level in levels)
+    return _cell("-".join(level.slug for level in levels), title, levels, number)
 
 
 def _skipped(name: str, error: ConfigError) -> Problem:

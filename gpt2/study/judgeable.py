@@ -77,18 +77,18 @@ def grouped_by_text(
 
 
 def unjudgeable(
-    steps: Sequence[tuple[str, str, Config]], study: Study | None
+    configs: Mapping[str, Config], baseline: str, study: Study | None = None
 ) -> Iterator[tuple[str, Problem]]:
     """Yield name and problem of each step that predicts another text than the baseline.
 
-    ``steps`` are names, parents and configurations; the baseline has the parent "". ``study`` is None
-    for the features of a design.
+    ``configs`` are those of the steps of ``study``, or of the cells of a design.
     """
-    if study is not None and not study.judge:
+    if baseline not in configs or (study and not study.judge):
         return
-    texts = {name: predicted_text(config, unit_of(study, config)) for name, _, config in steps}
-    baseline = next((name for name, parent, _ in steps if not parent), "")
-    for name, text in texts.items() if baseline else ():
+    texts = {
+        name: predicted_text(config, unit_of(study, config)) for name, config in configs.items()
+    }
+    for name, text in texts.items():
         expected = texts[baseline]
         symbol = next((s for s in {**expected, **text} if expected.get(s) != text.get(s)), "")
         if not symbol:

@@ -123,10 +123,10 @@ def resolve_study(
 
 def refused_steps(study: Study, configs: Mapping[str, Config]) -> Iterator[tuple[Step, Problem]]:
     """Yield each step that cannot be part of the study, and the reason."""
-    steps = [(slug, study.step(slug).parent, config) for slug, config in configs.items()]
-    for slug, problem in unjudgeable(steps, study):
+    baseline = study.steps[0].slug
+    for slug, problem in unjudgeable(configs, baseline, study):
         yield study.step(slug), problem
-    if any(config.model.mlp.sizing == "params" for _, parent, config in steps if not parent):
+    if baseline in configs and configs[baseline].model.mlp.sizing == "params":
         other = [slug for slug, config in configs.items() if config.model.mlp.sizing != "params"]
         what = (
             f"MLP_SIZING_PARAMS: {len(other)} of {len(study.steps)} steps set MLP_SIZING themselves "

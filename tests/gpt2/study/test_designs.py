@@ -11,10 +11,10 @@ from gpt2.records.compare import declared_axes
 from gpt2.study import view
 from gpt2.study.designs import (
     Level,
+    axis_levels,
     design_cells,
-    grid,
-    parse_axes,
-    parse_features,
+    feature_levels,
+    parse_factors,
     resolve_design,
     resolve_grid,
     slug,
@@ -41,19 +41,21 @@ def combined(small_tree):
             return small_tree.resolve([*layers, layer]).values
 
         if design:
-            features = parse_features(small_tree, text, "WHERE")
-            return resolve_design(design_cells(design, features), resolve)
-        return resolve_grid(small_tree, grid(parse_axes(small_tree, text, "WHERE")), resolve)
+            features = parse_factors(small_tree, text, "WHERE", feature_levels)
+            return resolve_design(design_cells(design, [on for (on,) in features]), resolve)
+        axes = parse_factors(small_tree, text, "WHERE", axis_levels)
+        return resolve_grid(small_tree, axes, resolve)
 
     return combine
 
 
-def test_an_axis_may_be_a_choice_or_any_symbol(small_tree):
-    cells = grid(parse_axes(small_tree, "OPTIMIZER=adamw,spam N_LAYER=1,2 RATE=3e-4,0.1", "AXES"))
+def test_an_axis_may_be_a_choice_or_any_symbol(combined):
+    block, _ = combined("OPTIMIZER=adamw,spam N_LAYER=1,2 RATE=3e-4,0.1")
+    cells = [variant for variant, _ in block]
     assert len(cells) == 8
     assert cells[0].slug == "adamw-n-layer-1-rate-3e-4"
     assert cells[0].delta == {"OPTIMIZER_ADAMW": True, "N_LAYER": "1", "RATE": "3e-4"}
-    assert [level.text for level in cells[7].levels] == ["spam", "2", "0.1"]
+    assert [*cells[7].levels.values()] == ["spam", "2", "0.1"]
 
 
 @pytest.mark.parametrize(
