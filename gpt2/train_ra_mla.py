@@ -17,12 +17,12 @@ from argparse import Namespace, RawDescriptionHelpFormatter
 
 import _start
 
-from gpt2.check.cases import plan_cases
+from gpt2.check.cases import config_layers_to_check, plan_cases
 from gpt2.check.command import check_and_report
 from gpt2.running import launch
 from gpt2.running.continued import continue_half_trained
 from gpt2.study.arguments import run_options
-from gpt2.study.plan import config_layers, make_plan, step_layers, table_plan
+from gpt2.study.plan import config_layers, make_plan, table_plan
 from lib import console
 from lib.commands import variables_of
 from lib.config.layers import ConfigLayer, parse_command_line_settings
@@ -55,7 +55,11 @@ def main() -> int:
     if not steps and not args.in_process:
         parser.error(f"the following arguments are required: {step}")
     settings = _settings(args)
-    layers = step_layers(build, settings) if steps else [*config_layers(build), *settings]
+    if steps:
+        study = ConfigLayer.of("command line", step, {"RA_MLA_ABLATION_MODE": True})
+        layers = [*config_layers_to_check(build), study, *settings]
+    else:
+        layers = [*config_layers(build), *settings]
     plan = make_plan(layers, build, steps=steps, seeds=args.seed)
     if args.dry_run or plan.base.study.dry_run:
         slugs = [run.variant.slug for run in plan.runs]

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpt2.config import Config, refuse_adapters_without_base, refuse_unpaired_compile
 from gpt2.memory.micro_batch import with_one_sequence
 from gpt2.study.designs import combinations
-from gpt2.study.plan import STUDY_DEFCONFIG, config_layers
+from gpt2.study.plan import config_layers
 from gpt2.study.resolve import refused_steps, resolve_config, resolve_step
 from gpt2.study.step import Step, Study
 from gpt2.study.study_file import study_of
@@ -21,6 +21,9 @@ from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
 from lib.errors import ConfigError, Problem
 from lib.project import ROOT
+
+# Without a .config.
+_STUDY_DEFCONFIG = "gpt2-ratio-ablation"
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def config_layers_to_check(build_dir: Path, defconfig: str = "") -> list[ConfigL
     """Return the layers of ``defconfig``, else of ``.config``, else of the RATIO study."""
     if not defconfig and ConfigWorkspace(ROOT, build_dir).config.exists():
         return config_layers(build_dir)
-    return defconfig_layers(ROOT, defconfig or STUDY_DEFCONFIG)
+    return defconfig_layers(ROOT, defconfig or _STUDY_DEFCONFIG)
 
 
 def plan_cases(

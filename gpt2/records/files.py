@@ -19,9 +19,8 @@ from gpt2.config import Config
 from gpt2.mlp.options import ACTIVATIONS, MECHANISMS
 from gpt2.model_config import NORMS
 from gpt2.study.arguments import RunLookup
-from gpt2.study.resolve import configured_values
 from gpt2.weights.options import ADAPTERS
-from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting
+from lib.config.dotconfig import ConfigWorkspace, ExplicitSetting, read_constants
 from lib.config.field import SymbolValue, missing_symbol
 from lib.config.layers import ConfigLayer, to_kconfig_text
 from lib.config.private import private_digests, without_private
@@ -132,7 +131,8 @@ def _identity_symbols(cls: type) -> Iterator[str]:
 
 def own_values(build_dir: Path) -> Mapping[str, SymbolValue]:
     """Return the values of ``.config``, or the defaults if there is none."""
-    return configured_values(ConfigWorkspace(ROOT, build_dir))
+    place = ConfigWorkspace(ROOT, build_dir)
+    return read_constants(place) if place.config.exists() else _tree().resolve([]).values
 
 
 def recorded_config(record: RunRecord, own: Mapping[str, SymbolValue] | None = None) -> Config:

@@ -20,7 +20,7 @@ from gpt2.study.judgeable import unit_of
 from gpt2.study.resolve import resolve_config, resolve_study
 from gpt2.study.step import Study
 from gpt2.study.study_file import AA, AGAIN, study_of
-from lib.config.dotconfig import ConfigWorkspace, defconfig_layers
+from lib.config.dotconfig import ConfigWorkspace
 from lib.config.field import WHOLE_NUMBER, SymbolValue
 from lib.config.layers import ConfigLayer
 from lib.config.tree import KconfigTree
@@ -34,8 +34,6 @@ from lib.report.study import planned_contrasts, read_study
 from lib.runs.identity import configuration_digest
 from lib.runs.run import Run, RunVariant, build_runs, parse_seeds, run_name
 
-# Default configuration of train_ra_mla.py and of checks if there is no .config.
-STUDY_DEFCONFIG = "gpt2-ratio-ablation"
 # The value of SEEDS that trains until every comparison has a word.
 AUTO_SEEDS = "auto"
 
@@ -171,14 +169,6 @@ def config_layers(build_dir: Path) -> list[ConfigLayer]:
     Raises ConfigError if ``.config`` or ``config.py`` is missing, or ``config.py`` is stale or edited.
     """
     return [ConfigWorkspace(ROOT, build_dir).layer]
-
-
-def step_layers(build_dir: Path, settings: Sequence[ConfigLayer]) -> list[ConfigLayer]:
-    """Return the base layers (of the study's defconfig without a ``.config``), in study mode."""
-    exists = ConfigWorkspace(ROOT, build_dir).config.exists()
-    base = config_layers(build_dir) if exists else defconfig_layers(ROOT, STUDY_DEFCONFIG)
-    study = ConfigLayer.of("command line", "--ra-mla-ablation-step", {"RA_MLA_ABLATION_MODE": True})
-    return [*base, study, *settings]
 
 
 def make_plan(

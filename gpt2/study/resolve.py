@@ -6,7 +6,6 @@ from dataclasses import replace
 from gpt2.config import Config, StudyConfig
 from gpt2.study.judgeable import unjudgeable
 from gpt2.study.step import Step, Study, filled_title
-from lib.config.dotconfig import ConfigWorkspace, read_constants
 from lib.config.field import SymbolValue, kconfig_fields
 from lib.config.layers import Assignment, ConfigLayer, to_kconfig_text
 from lib.config.tree import KconfigTree
@@ -81,13 +80,6 @@ def runnable_config(values: Mapping[str, SymbolValue]) -> Config:
         advice = "type: make plan, to see the number; then add SET=BATCH_SIZE=n"
         raise ConfigError(Problem(what, next=advice, code="config.conflict"))
     return config
-
-
-def configured_values(place: ConfigWorkspace) -> Mapping[str, SymbolValue]:
-    """Return the values of ``.config``, or the defaults if there is none."""
-    if place.config.exists():
-        return read_constants(place)
-    return resolve_config(KconfigTree(), []).values
 
 
 def resolve_study(

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
+from gpt2.check.cases import config_layers_to_check
 from gpt2.config import _with_threads
 from gpt2.study import view
 from gpt2.study.plan import (
     config_layers,
     declared_verdicts,
     make_plan,
-    step_layers,
     table_plan,
     with_runs,
 )
@@ -101,8 +101,8 @@ def test_a_changed_setting_gives_new_directories_and_a_changed_folder_none(plann
 
 
 def test_without_a_config_the_step_comes_from_the_studys_own_defconfig(tmp_path):
-    settings = [parse_command_line_settings(["OPTIMIZER_ADAMW=y", "DEVICE_CPU=y"])]
-    (run,) = make_plan(step_layers(tmp_path, settings), tmp_path, steps="mla").runs
+    settings = parse_command_line_settings(["OPTIMIZER_ADAMW=y", "DEVICE_CPU=y"])
+    (run,) = make_plan([*config_layers_to_check(tmp_path), settings], tmp_path, steps="mla").runs
     assert run.config.optimizer.name == "adamw"
     assert run.config.model.shape.n_embd == 768
     assert list(tmp_path.iterdir()) == []
