@@ -89,8 +89,8 @@ def asked_tables(options: Namespace) -> tuple[Plan, Plan, bool]:
     """
     plan = asked_plan(options)
     whole = table_plan(plan)
-    selected = selects_runs(options) and whole.runs != plan.runs
-    return plan, whole, selected and {r.path for r in plan.runs} != {r.path for r in whole.runs}
+    differ = {run.path for run in plan.runs} != {run.path for run in whole.runs}
+    return plan, whole, differ and selects_runs(options)
 
 
 def selects_runs(options: Namespace) -> bool:
