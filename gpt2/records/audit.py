@@ -4,10 +4,10 @@ import csv
 import itertools
 import math
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpt2.config import Config
 from gpt2.data import dataset, tokenizer
@@ -28,6 +28,9 @@ from lib.runs.documents import evaluation_metrics, expected_calibration_error, t
 from lib.runs.record import Finding, RunRecord
 from lib.runs.run_dir import RunDir, State
 from lib.units import first_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SCHEMA_VERSION = 1
 # What the records of a finished run contain, by the name of the property of ``RunRecord``.
@@ -279,13 +282,25 @@ def _weight_findings(record: RunRecord) -> Iterator[Finding]:
     yield from mismatches(
         [
             (file, "final_weights_digest", digest, weights_digest(weights)),
-            (file, "parameters", final.parameters, sum(sizes.values())),
+            (file, "parameters", final.parameters, _parameters(weights, final.parameters)),
             *((file, f"non-finite elements in {name}", 0, count) for name, count in broken.items()),
             (file, "prunable matrices", sorted(layers), sorted(zeros)),
             *((file, f"sparsity of {n}", layers[n], zeros[n] / sizes[n]) for n in zeros),
             (file, "sparsity", final.sparsity, total),
         ]
     )
+
+
+def _parameters(weights: Mapping[str, "Tensor"], recorded: int) -> int:
+    """Return the number of elements of ``weights``, or ``recorded`` if their codes allow it.
+
+    Two codes of 4 bits are one unsigned byte, and up to 63 of a matrix fill its last block.
+    """
+    codes = [weight for name, weight in weights.items() if name.endswith(".codes.packed")]
+    packed = [weight.numel() for weight in codes if not weight.is_signed()]
+    scales = sum(w.numel() for name, w in weights.items() if name.endswith(".codes.scales"))
+    found = sum(weight.numel() for weight in weights.values()) - scales + sum(packed)
+    return recorded if 0 <= found - recorded <= 63 * len(packed) else found
 
 
 def audit_runs(options: Namespace) -> tuple[int, str]:

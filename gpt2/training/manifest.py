@@ -208,7 +208,7 @@ def startup_summary(session: TrainingSession) -> str:
         machine.precision,
         f"attention {attention_kernel(session)}",
         *(option for option, on in options.items() if on),
-        f"{sum(w.numel() for w in session.weights().values()):,} parameters",
+        f"{session.model.num_params():,} parameters",
         length + ("" if budget.stretch == 1.0 else f" (budget x {budget.stretch:g})"),
     ]
     return " | ".join(parts)

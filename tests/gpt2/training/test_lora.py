@@ -10,6 +10,7 @@ from gpt2.config import refuse_adapters_without_base
 from gpt2.model import GPT
 from gpt2.quantized.evaluate import evaluate_run
 from gpt2.quantized.options import missing_package
+from gpt2.records.audit import audit
 from gpt2.weights.convert import merged_tensors
 from gpt2.weights.trained import load_run
 from lib.errors import ConfigError
@@ -38,7 +39,9 @@ def adapted(configure, trained):
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_adapters_alone_are_trained_and_a_stopped_run_continues(adapted, train, trained, base):
+def test_adapters_alone_are_trained_and_a_stopped_run_continues(
+    adapted, train, trained, base, build_dir
+):
     config = adapted(**{f"LORA_BASE_{base}": True})
     whole = train(config, "whole")
     train(config, "run", stop_at=5)
@@ -56,6 +59,11 @@ def test_adapters_alone_are_trained_and_a_stopped_run_continues(adapted, train, 
     assert frozen - kept == codes and len(codes) == (0 if base == "FP32" else 2 * 4 * 2)
     assert len(before.keys() - kept) == len(codes) / 2
 
+    # An element in a code is a parameter, a scale is none.
+    count = json.loads(whole.files.summary.read_text())["final"]["parameters"]
+    assert f"| {count:,} parameters |" in whole.files.logs.read_text()
+    assert audit(whole.files, build_dir).valid
+
     knobs = whole.manifest()["knobs"]
     observed = {n: knob["observed"] for n, knob in knobs.items() if n.startswith(("quant", "bnb"))}
     four_bits = {"bnb_compute_dtype": "float32", "bnb_double_quant": False}
@@ -65,6 +73,11 @@ def test_adapters_alone_are_trained_and_a_stopped_run_continues(adapted, train, 
     assert whole.summary()["final"]["parameters"] == config.model.num_params()
     # Adapters of rank 2 beside c_attn, both c_proj and c_fc, whose widths are 16, 48 and 64.
     assert config.model.num_params() - config.model.base_params() == 2 * 2 * (64 + 32 + 80 + 80)
+
+    text = whole.files.summary.read_text()
+    whole.files.summary.write_text(text.replace(f": {count},", f": {count + 1},"))
+    findings = [str(finding) for finding in audit(whole.files, build_dir).findings]
+    assert f"model.safetensors: expected parameters {count + 1}, found {count}" in findings
 
 
 @pytest.mark.parametrize("base", BASES)
