@@ -149,14 +149,18 @@ def field_differences(
     a: RunRecord, b: RunRecord, names: Mapping[str, str] | None = None
 ) -> list[FieldDifference]:
     """Return every field that can change a loss and is not known to be equal, settings first."""
-    left, right = settings_of(a), settings_of(b)
-    settings = [
-        FieldDifference(
-            (names or {}).get(path, path), *(s.get(path, MISSING_SETTING) for s in (left, right))
-        )
-        for path in differing_settings(left, right)
-    ]
+    settings = []
+    for path in differing_settings(settings_of(a), settings_of(b)):
+        symbol = (names or {}).get(path)
+        values = (_setting(record, path, symbol) for record in (a, b))
+        settings.append(FieldDifference(symbol or path, *values))
     return [*settings, *_observed(a, b), *_code_differences(a.sources, b.sources)]
+
+
+def _setting(record: RunRecord, path: str, symbol: str | None) -> Any:
+    """Return the setting at ``path``; the identity may lack a default, which the symbol has."""
+    default = record.symbols.get(symbol) if symbol else None
+    return settings_of(record).get(path, default or MISSING_SETTING)
 
 
 def observed_differences(a: RunRecord, b: RunRecord, unit: str = NATS) -> list[FieldDifference]:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from lib.files import write_json
 from lib.report.options import BITS_PER_BYTE, NATS
 from lib.report.run_facts import field_differences, observed_differences
 from lib.runs.record import RunRecord
@@ -118,6 +119,17 @@ def test_a_field_differs_if_it_can_change_a_loss_and_follows_from_no_other(
     other = {"manifest": changed(MANIFEST, **second), "identity": changed(IDENTITY, **settings)}
     b = RunRecord(write_run(tmp_path / "b", **other))
     assert [difference.field for difference in field_differences(a, b)] == expected
+
+
+def test_a_default_that_the_identity_lacks_is_the_value_of_the_symbol(tmp_path):
+    runs = [write_run(tmp_path / name) for name in "ab"]
+    symbols = {"LORA_BASE": "fp32"}, {"LORA_BASE": "int8"}
+    identities = IDENTITY, changed(IDENTITY, model__base="int8")
+    for run, values, identity in zip(runs, symbols, identities, strict=True):
+        write_json(run.resolved_config, {"hash8": "", "symbols": values, "identity": identity})
+    names = {"model.base": "LORA_BASE"}
+    (difference,) = field_differences(*map(RunRecord, runs), names)
+    assert str(difference) == "LORA_BASE: fp32, int8"
 
 
 def test_an_observed_value_that_is_not_the_requested_one_is_reported(tmp_path):
