@@ -81,9 +81,10 @@ def listed_runs(folder: Path, where: str = "") -> RunList:
     runs = select(current, where)
     values: dict[str, list[str]] = {}
     for name in sorted(_comparable() & {name for run in runs for name in run["symbols"]}):
-        # One that another symbol hides has no value.
+        # One that another symbol hides has no value. INIT_FROM is never hidden: empty is a value.
+        hidden = (None,) if name == "INIT_FROM" else (None, "")
         each = (run["symbols"].get(name) for run in runs)
-        values[name] = [*dict.fromkeys(_shown(v) for v in each if v not in (None, ""))]
+        values[name] = [*dict.fromkeys(_shown(v) or "-" for v in each if v not in hidden)]
     return {
         "folder": str(folder),
         "differing": {name: shown for name, shown in values.items() if len(shown) > 1},

@@ -50,9 +50,16 @@ def add(folder, name, manifest=CURRENT, loss=2.0, **symbols):
 def results(tmp_path_factory):
     """Two studies with a run in every state, and a replaced one."""
     folder = tmp_path_factory.mktemp("listed") / "results"
-    first = {"N_LAYER": 4, "DROPOUT": "0.1", "COMPILE": False, "JOBS": 1, "RECIPROCAL_ALPHA": ""}
+    first = {
+        "N_LAYER": 4,
+        "DROPOUT": "0.1",
+        "COMPILE": False,
+        "JOBS": 1,
+        "RECIPROCAL_ALPHA": "",
+        "INIT_FROM": "",
+    }
     second = {**first, "DROPOUT": "0.10", "COMPILE": True, "JOBS": 2, "RECIPROCAL_ALPHA": "0.3"}
-    third = {"N_LAYER": 6, "DROPOUT": "0.2", "COMPILE": True}
+    third = {"INIT_FROM": "run:base-s1", "N_LAYER": 6, "DROPOUT": "0.2", "COMPILE": True}
     add(folder, "ratio/base-s1-aaaaaaaa", **first)
     add(folder, "ratio/base-s2-aaaaaaab", loss=1.5, **second)
     add(folder, "single/run-s1-bbbbbbbb", MANIFEST, loss=3.0, **third)
@@ -99,13 +106,14 @@ def test_a_row_has_the_facts_of_its_run(listed):
     assert listed["differing"] == {
         "COMPILE": ["n", "y"],
         "DROPOUT": ["0.1", "0.10", "0.2"],
+        "INIT_FROM": ["-", "run:base-s1"],
         "N_LAYER": ["4", "6"],
     }
     document = json.loads(to_json(listed))
     assert [run["run"] for run in document["runs"]] == [run["run"] for run in listed["runs"]]
     first = next(run for run in document["runs"] if run["step"] == "base")
-    assert first["settings"] == {"COMPILE": False, "DROPOUT": "0.1", "N_LAYER": 4}
-    assert document["replaced"] == 1 and document["differing"] == ["COMPILE", "DROPOUT", "N_LAYER"]
+    assert first["settings"] == {"COMPILE": False, "DROPOUT": "0.1", "INIT_FROM": "", "N_LAYER": 4}
+    assert document["replaced"] == 1 and document["differing"] == [*listed["differing"]]
 
 
 def test_the_runs_of_a_cause_are_one_entry_and_json_has_all():
