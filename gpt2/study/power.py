@@ -21,6 +21,7 @@ from lib.report.statistics import (
 )
 from lib.runs.record import RunRecord
 from lib.runs.run_dir import RunDir
+from lib.units import count
 
 MAX_SEEDS = 60
 # From this number of seeds on → smallest effect of the rule ``shared`` / its closed form, from
@@ -90,7 +91,8 @@ def power_text(power: Mapping[str, Any] | None) -> str:
     """Format the detectable effect and the cost of a study; "" without verdicts."""
     if power is None:
         return ""
-    text, unit = f"{power['seeds']} seeds, {power['comparisons']} comparisons", power["unit"]
+    text = f"{count(power['seeds'], 'seed')}, {count(power['comparisons'], 'comparison')}"
+    unit = power["unit"]
     if noise := power["noise"]:
         what = "an effect" if power["of_design"] else "a difference"
         text += (

@@ -472,10 +472,10 @@ class _Study:
 
     def notes(self) -> list[str]:
         """Return what the dates of the runs show that the declarations do not: they were shortened."""
-        if self.plan.folder is None:
+        if self.plan.folder is None or not self.known:
             return []
         notes = []
-        if self.early and not (self.known and self.known[0].imported):
+        if self.early and not self.known[0].imported:
             notes.append(
                 f"{count(self.early, 'run')} started before the first line of {DECLARATIONS_FILE}: looks "
                 "and rules before it are unknown, and the error rate with them"

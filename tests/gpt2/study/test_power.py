@@ -132,6 +132,7 @@ def test_an_effect_of_a_design_uses_all_of_its_runs(planned):
     assert "noise of an effect" in power_text(power)
     # STEPS= selects steps of a study.
     assert "STEPS" not in power_text({**power, "noise": None})
+    assert power_text({**power, "comparisons": 1}).startswith("5 seeds, 1 comparison: ")
     # The points of a sweep are compared with the first one.
     power = study_power(planned(sweep="LEARNING_RATE=1e-4,2e-4,3e-4", VERDICT_NOISE="0.0013"))
     assert power["comparisons"] == 2 and power["effect"] > 0

@@ -197,6 +197,8 @@ def test_a_file_that_was_deleted_is_seen_by_the_dates_of_the_runs(tmp_path):
     arm, (first, *_) = next(iter(runs.items()))
     (note,) = report(tmp_path, runs=reused | {arm: [first, *reused[arm][1:]]})["notes"]
     assert note.startswith("1 run started before")
+    # A single training or seed declares nothing.
+    assert not judge([], runs, plan_of(tmp_path / "none"))["notes"]
 
 
 def test_a_look_that_was_deleted_is_seen_by_the_dates_of_its_runs(tmp_path):
