@@ -9,21 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpt2.data.options import DataOptions
+from gpt2.data.options import STREAMED_DATASETS, DataOptions
 from gpt2.data.split import Document
 from lib.errors import DataError, Problem
 
 # A parquet file ends with its footer, the footer's length in four bytes, and this magic number.
 _PARQUET = b"PAR1"
 _TAIL_BYTES = 8
-# Repository on the hub and licence of each data set.
-PUBLISHED_DATASETS = {
-    "finewebedu": (
-        "HuggingFaceFW/fineweb-edu",
-        "ODC-By 1.0, and Common Crawl's terms of use; texts: their authors'",
-    ),
-    "openwebtext": ("Skylion007/openwebtext", "packaging: CC0 1.0; texts: their authors'"),
-}
 _REMEDY = (
     "with network access, type make data: it resumes from the last checkpoint. Without: "
     "make menuconfig, and set DATASET_PATH to a folder of its parquet files, or DATASET_STAND_IN "
@@ -53,7 +45,7 @@ class HubCorpus:
         """Return the data set of ``config``; raise DataError if DATASET_PATH is missing or invalid."""
         path = build_dir / config.dataset_path if config.dataset_path else None
         return cls(
-            *PUBLISHED_DATASETS[config.dataset],
+            *STREAMED_DATASETS[config.dataset],
             config.dataset_subset,
             config.dataset_revision,
             path,
@@ -124,8 +116,7 @@ class DocumentStream:
 
     def __iter__(self) -> Iterator[Document]:
         """Yield the remaining documents; a document without an id gets its number as id."""
-        with _source_errors(self._corpus):
-            rows = iter(self._dataset)
+        rows = iter(self._dataset)
         while True:
             with _source_errors(self._corpus):
                 row = next(rows, None)

@@ -8,8 +8,15 @@ from lib.config.field import kconfig_field
 
 # Vocabulary size of each tokenizer, including the end-of-text token.
 TOKENIZER_VOCAB = {"byte": 257, "gpt2": 50257}
-# Data sets of many gigabytes; DATASET_STAND_IN replaces them with the default corpus.
-STREAMED_DATASETS = ("finewebedu", "openwebtext")
+# Data sets of many gigabytes: repository on the hub and licence. DATASET_STAND_IN replaces them with
+# the default corpus.
+STREAMED_DATASETS = {
+    "finewebedu": (
+        "HuggingFaceFW/fineweb-edu",
+        "ODC-By 1.0, and Common Crawl's terms of use; texts: their authors'",
+    ),
+    "openwebtext": ("Skylion007/openwebtext", "packaging: CC0 1.0; texts: their authors'"),
+}
 
 
 @dataclass(frozen=True)
