@@ -169,13 +169,13 @@ def model_code(model: ModelConfig) -> dict[str, str]:
 
 def _any_device(model: ModelConfig) -> ModelConfig:
     """Return the model without padding, and without Triton kernels, which an export does not contain."""
-    auto = replace(model.attention, backend=model.attention.backend and "auto")
-    plain = "triton" not in replace(model, attention=auto).backends("gpu")
     attention = replace(
         model.attention,
-        backend=auto.backend if plain else "rows",
+        backend=model.attention.backend and "auto",
         pattern=model.attention.pattern.for_any_device(),
     )
+    if "triton" in replace(model, attention=attention).backends("gpu"):
+        attention = replace(attention, backend="rows")
     return replace(
         model,
         shape=replace(model.shape, vocab_multiple=1),
