@@ -1,5 +1,6 @@
 """Tests of scripts/fix_whitespace_issues.py in another repository."""
 
+import re
 import subprocess
 import sys
 
@@ -40,3 +41,14 @@ def test_every_problem_is_listed_and_fixed(tmp_path):
     again = fix(tmp_path, "--check")
     assert (again.returncode, again.stdout) == (0, "")
     assert (tmp_path / "binary").read_bytes() == b"a \n\0"
+
+
+def test_what_the_documents_let_a_user_write_into_the_tree_is_not_touched():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    written = re.compile(r"^make .*\b(?:CUSTOM_PATH|OUT)=(\w[\w/]*)", re.MULTILINE)
+    paths = {path for page in pages for path in written.findall(page.read_text())}
+    assert {"texts", "models/reciprocal", "paper"} <= paths
+    files = [f"{path}/a.txt" for path in sorted(paths)]
+    command = ["git", "-C", str(ROOT), "check-ignore", *files]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.stdout.split() == files
