@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -110,6 +111,14 @@ def test_a_dry_run_checks_needs_no_data_and_writes_nothing(build):
     assert table.endswith("passed, 0 failed\n") and "ratio/17-ract-weights" in table
     assert "causal" in table and "gradients" not in table
     assert not (folder.path / "results").exists()
+
+
+@pytest.mark.parametrize("below", ["empty", "."])
+def test_a_step_needs_neither_a_configuration_nor_one_of_the_study(build, tmp_path, below):
+    folder = replace(build(**SINGLE), path=tmp_path / below)
+    code, table, said = folder.command(IN_PROCESS[0], STEP, "7", "--dry-run")
+    assert code == 0 and "ratio/07-ra-golden-mech" in table, said
+    assert table.endswith("passed, 0 failed\n")
 
 
 @pytest.mark.parametrize(
