@@ -246,7 +246,7 @@ def find_started(
         patterns += [] if found else [word]
     if patterns:
         plan = lookup.plan(build_dir)
-        runs += [RunDir(run.path) for run in plan.matching(",".join(patterns))]
+        runs += [RunDir(run.path) for run in plan.matching(",".join(patterns), variable)]
     started = [run for run in runs if run.path.is_dir()]
     if not started:
         what = f"no started run matches {named!r}"

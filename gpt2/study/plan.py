@@ -111,7 +111,7 @@ class Plan:
         """Return this plan reduced to the runs that match ``patterns``; unchanged if empty."""
         return replace(self, runs=self.matching(patterns)) if patterns else self
 
-    def matching(self, patterns: str) -> list[Run[Config]]:
+    def matching(self, patterns: str, variable: str = "RUNS") -> list[Run[Config]]:
         """Return the runs that match comma-separated shell patterns.
 
         Raises ConfigError if a pattern matches no run, or there is no pattern.
@@ -120,12 +120,12 @@ class Plan:
         advice = "type: make plan, to list the runs"
         if not words:
             raise ConfigError(
-                Problem("no run given", "RUNS", advice, code="usage.missing-argument")
+                Problem("no run given", variable, advice, code="usage.missing-argument")
             )
         unmatched = [word for word in words if not any(run.matches(word) for run in self.runs)]
         if unmatched:
             what = f"no run of {self.study} matches {' '.join(unmatched)!r}"
-            raise ConfigError(Problem(what, "RUNS", advice, code="run.not-found"))
+            raise ConfigError(Problem(what, variable, advice, code="run.not-found"))
         return [run for run in self.runs if any(run.matches(word) for word in words)]
 
 

@@ -174,5 +174,6 @@ def test_named_runs_are_reported_under_the_configuration_that_they_recorded(plan
     folder = one["runs"][0]["folder"]
     assert before == contents() and folder in page.read_text()
     assert (page.parent / folder / "logs.txt").is_file()
-    code, _, err = run_command(*command, str(tmp_path / "results"))
-    assert code == 2 and err.count("[run.not-found]") == 1 and "RUN: " in err, err
+    for neither in (str(tmp_path / "results"), "no-such-run"):
+        code, _, err = run_command(*command, neither)
+        assert code == 2 and err.count("[run.not-found]") == 1 and "RUN: " in err, err
