@@ -143,6 +143,8 @@ def _document(study: JudgedStudy, folder: Path) -> Document:
         "question": ["Named runs, each with the configuration that it recorded."],
         "settings": setting_rows(recorded_settings(results[0])) if results else [],
         "commands": [[words, "this report again"]],
+        # No one command trains runs of several configurations.
+        "more_seeds": "",
         "left_out": [],
         "sections": [],
     }

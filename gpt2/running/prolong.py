@@ -4,6 +4,7 @@ Forks of one run with equally many iterations are a study: one is the run unchan
 is named after the settings that it changes. What each run continues is in its INIT_FROM.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -101,7 +102,9 @@ def plan_prolonged(
     variant = RunVariant(_name(changed), " ".join(f"{n}={v}" for n, v in changed.items()))
     runs = build_runs(study, output, {s: [(variant, config.with_seed(s))] for s in all_seeds})
     log("PROLONG", f"{run.path.name}: {done:,} it done; {_stated(config)}")
-    return Plan(study, output / study, build_dir, config, runs, note=_NOTE)
+    command = f"make prolong RUN={shlex.quote(named)} ITERS={iterations}"
+    command += "" if at is None else f" FROM={at}"
+    return Plan(study, output / study, build_dir, config, runs, note=_NOTE, command=command)
 
 
 def with_other_forks(plan: Plan) -> Plan:

@@ -47,6 +47,7 @@ def study_document_of(plan: Plan, study: JudgedStudy) -> dict[str, Any]:
         "question": _question(plan),
         "settings": setting_rows(settings),
         "commands": _commands(plan, results, settings),
+        "more_seeds": _more_seeds(plan, document["rule"]["min_seeds"]),
         "left_out": [str(problem) for problem in plan.left_out],
         "notes": [*filter(None, [plan.note]), *document["notes"]],
         "sections": [asdict(each) for each in sections(plan, study, document["rows"])],
@@ -104,6 +105,11 @@ def setting_rows(settings: Sequence[tuple[str, Mapping[str, Any]]]) -> list[list
     return [[n, str(s["value"]), f"{s['label']}, {s['where']}"] for n, s in settings]
 
 
+def _more_seeds(plan: Plan, least: int) -> str:
+    """Return the command that trains ``least`` seeds of each model."""
+    return f"{plan.command} COUNT={least}" if plan.command else f"make SEEDS=1-{least}"
+
+
 def _commands(
     plan: Plan, results: Sequence[RunRecord], settings: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> list[list[str]]:
@@ -115,12 +121,17 @@ def _commands(
         others = {name: s["value"] for name, s in settings if s["label"] not in _SHIPPED}
         assigned = f" SET={shlex.quote(set_text(others))}" if others else ""
         commands.append([f"make defconfig-{names}{assigned}", "the configuration"])
-    seeds = ",".join(map(str, sorted({run.seed for run in plan.runs})))
-    commands.append([f"make SEEDS={seeds}", "all runs, and this report"])
+    seeds = sorted({run.seed for run in plan.runs})
+    if plan.command:
+        what = "the unchanged runs, and this report; a change is its SET="
+        commands.append([f"{plan.command} COUNT={len(seeds)}", what])
+    else:
+        commands.append([f"make SEEDS={','.join(map(str, seeds))}", "all runs, and this report"])
     if results:
         folder = results[0].run.path.name
         commands.append([f"make reproduce RUN={folder}", "one run, compared byte by byte"])
-    commands.append(["make report", "this report again, from the same folders"])
+    if not plan.command:
+        commands.append(["make report", "this report again, from the same folders"])
     return commands
 
 

@@ -87,6 +87,8 @@ class Plan:
     micro_batch: MicroBatch | None = None
     # What the table of the study says first.
     note: str = ""
+    # The command that trains COUNT= further runs, if it is not make SEEDS=.
+    command: str = ""
 
     @property
     def judged(self) -> bool:

@@ -110,11 +110,9 @@ def seeds_notes(document: Document) -> list[str]:
     counts = sorted({verdict["n"] for verdict in waiting if verdict["n"]})
     if not counts:
         return []
-    shown = ", ".join(f"n={n}" for n in counts)
-    return [
-        f"{shown}: no verdict, because other seeds can reverse a difference; for {least} seeds, type "
-        f"make SEEDS=1-{least}."
-    ]
+    text = f"{', '.join(f'n={n}' for n in counts)}: no verdict, because other seeds can reverse a difference"
+    more = document["more_seeds"]
+    return [text + (f"; for {least} seeds, type {more}." if more else ".")]
 
 
 def loss_note(document: Document) -> str:

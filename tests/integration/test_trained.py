@@ -171,6 +171,13 @@ def test_forks_of_one_run_are_a_study(trained):
     assert rows == [("unchanged", 2), ("reciprocal", 2)]
     (verdict,) = document["verdicts"]
     assert (verdict["name"], verdict["n"]) == ("reciprocal vs unchanged", 2)
+    # As many seeds as a word needs, by the command that trains forks.
+    command = "make prolong RUN=baseline ITERS=4"
+    assert document["more_seeds"] == f"{command} COUNT=3"
+    assert [c for c, _ in document["commands"] if c.startswith("make prolong")] == [
+        f"{command} COUNT=2"
+    ]
+    assert not any(c.startswith(("make SEEDS", "make report")) for c, _ in document["commands"])
     code, text, _ = trained.command("ls", "--where", "state=done", JSON="1")
     studies = [run["study"] for run in json.loads(text)["runs"]]
     assert sum(study.startswith("prolonged-baseline-s1-") for study in studies) == 4

@@ -16,6 +16,7 @@ CONTEXT: Mapping[str, Any] = {
     "flops": {"baseline": 6.0e6},
     "settings": [],
     "commands": [["make report", "this report again"]],
+    "more_seeds": "make SEEDS=1-3",
     "left_out": [],
     "sections": [],
 }
