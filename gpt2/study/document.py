@@ -37,6 +37,7 @@ def study_document_of(plan: Plan, study: JudgedStudy) -> dict[str, Any]:
     purpose, ``left_out`` the combinations that are ruled out.
     """
     document = study_document(study)
+    least = document["rule"]["min_seeds"]
     flops = {run.variant.slug: run.config.model.flops_per_token() for run in plan.runs}
     for row in document["rows"]:
         row["flops_per_token"] = flops.get(row["slug"])
@@ -47,7 +48,7 @@ def study_document_of(plan: Plan, study: JudgedStudy) -> dict[str, Any]:
         "question": _question(plan),
         "settings": setting_rows(settings),
         "commands": _commands(plan, results, settings),
-        "more_seeds": _more_seeds(plan, document["rule"]["min_seeds"]),
+        "more_seeds": _training(plan, least, f"1-{least}"),
         "left_out": [str(problem) for problem in plan.left_out],
         "notes": [*filter(None, [plan.note]), *document["notes"]],
         "sections": [asdict(each) for each in sections(plan, study, document["rows"])],
@@ -105,9 +106,9 @@ def setting_rows(settings: Sequence[tuple[str, Mapping[str, Any]]]) -> list[list
     return [[n, str(s["value"]), f"{s['label']}, {s['where']}"] for n, s in settings]
 
 
-def _more_seeds(plan: Plan, least: int) -> str:
-    """Return the command that trains ``least`` seeds of each model."""
-    return f"{plan.command} COUNT={least}" if plan.command else f"make SEEDS=1-{least}"
+def _training(plan: Plan, number: int, seeds: str) -> str:
+    """Return the command that trains ``number`` seeds of each model."""
+    return f"{plan.command} COUNT={number}" if plan.command else f"make SEEDS={seeds}"
 
 
 def _commands(
@@ -122,11 +123,10 @@ def _commands(
         assigned = f" SET={shlex.quote(set_text(others))}" if others else ""
         commands.append([f"make defconfig-{names}{assigned}", "the configuration"])
     seeds = sorted({run.seed for run in plan.runs})
+    what = "all runs, and this report"
     if plan.command:
         what = "the unchanged runs, and this report; a change is its SET="
-        commands.append([f"{plan.command} COUNT={len(seeds)}", what])
-    else:
-        commands.append([f"make SEEDS={','.join(map(str, seeds))}", "all runs, and this report"])
+    commands.append([_training(plan, len(seeds), ",".join(map(str, seeds))), what])
     if results:
         folder = results[0].run.path.name
         commands.append([f"make reproduce RUN={folder}", "one run, compared byte by byte"])

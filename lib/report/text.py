@@ -110,9 +110,9 @@ def seeds_notes(document: Document) -> list[str]:
     counts = sorted({verdict["n"] for verdict in waiting if verdict["n"]})
     if not counts:
         return []
-    text = f"{', '.join(f'n={n}' for n in counts)}: no verdict, because other seeds can reverse a difference"
-    more = document["more_seeds"]
-    return [text + (f"; for {least} seeds, type {more}." if more else ".")]
+    shown, more = ", ".join(f"n={n}" for n in counts), document["more_seeds"]
+    advice = f"; for {least} seeds, type {more}" if more else ""
+    return [f"{shown}: no verdict, because other seeds can reverse a difference{advice}."]
 
 
 def loss_note(document: Document) -> str:
